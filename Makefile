@@ -1,0 +1,50 @@
+# Each target sets up what it needs: one venv, one pip call under constraints.txt,
+# made again only when pyproject.toml or constraints.txt change.
+#   make run      the main job            make check    ruff and mypy
+#   make test     the tests               make floor    the model tests on the oldest transformers
+# PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--index-url ..." reaches pip.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+FLOOR := .venv-floor
+JOBS ?= 2
+
+.PHONY: run test test-slow check format floor clean
+
+run: $(VENV)/ready
+	$(BIN)/synthesizer demo
+
+test: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-slow: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+floor: $(FLOOR)/ready
+	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py
+
+# The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(FLOOR)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --without-pip $(FLOOR)
+	grep -v -i -E "^(transformers|huggingface_hub|hf-xet|tokenizers|safetensors|typer)==" constraints.txt > $(FLOOR)/constraints.txt
+	$(PYTHON) -m pip --python $(FLOOR)/bin/python install -q $(PIP_ARGS) -c $(FLOOR)/constraints.txt -e ".[dev]" "transformers==5.4.0"
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(FLOOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis

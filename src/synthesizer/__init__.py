@@ -1,0 +1,3 @@
+"""Synthesizer attention."""
+
+__version__ = "0.1.0"
