@@ -9,14 +9,8 @@ import pytest
 from synthesizer import metrics
 from synthesizer.errors import UserError
 
-HYPOTHESES = ["the cat sat on the mat.", "a dog barks!", "", "Größe zählt", "he said: yes. no."]
-REFERENCES = [
-    "the cat is on a mat.",
-    "dogs bark.",
-    "quiet",
-    "Größe zählt nicht",
-    "he said yes. So?",
-]
+HYPOTHESES = ["the cat sat on the mat.", "a dog barks!", "", "Größe zählt", "yes: a b c d. no."]
+REFERENCES = ["the cat is on a mat.", "dogs bark.", "quiet", "Größe zählt nicht", "a b c d. So?"]
 VECTORS = metrics.train_vectors(HYPOTHESES + REFERENCES, size=3)
 NUMBERS = [0.5, 2.0, 2.0, 3.5, 1.0], [1.0, 0.5, 2.5, 4.0, 4.0]
 LABELS = [1, 0, 2, -1, 1], [1, 1, 2, 0, 0]

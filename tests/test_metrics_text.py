@@ -23,7 +23,6 @@ VOCABULARY = [
     "cats",
     "running",
     "run",
-    "ein",
     "Größe",
     "日本",
     "don't",
@@ -114,7 +113,7 @@ def test_rouge_is_the_best_f_over_references(texts):
 
 
 def test_rouge_l_is_the_longest_common_subsequence_of_stems():
-    """ "police kill gunman" of 3 and "the gunman polices killing" of 4 share kill or gunman."""
+    """Of 3 and 4 words, 2 follow each other in both: police and kill, once stemmed."""
     (f, count), *_ = metrics.rouge_statistics(
         ["police kill gunman"], ["the gunman polices killing"]
     )["rougeL"]
@@ -171,7 +170,7 @@ def test_meteor_without_wordnet_is_its_definition(texts):
 def test_meteor_without_wordnet_matches_stems_not_synonyms_and_asks_for_no_data(offline):
     made = metrics.meteor_no_wordnet_statistics(["running", "car"], ["runs", "automobile"])
     np.testing.assert_allclose(made[:, 0], [0.5, 0])
-    assert metrics.meteor_no_wordnet_signature().startswith("exact+porter|")
+    assert metrics.meteor_no_wordnet_signature().startswith("exact+porter, no synonyms|")
 
 
 @few
@@ -183,7 +182,7 @@ def test_cider_is_that_of_the_coco_evaluation(texts):
     if not any(text for references in cut[1] for text in references):
         assert not made[:, 0].any()  # where the oracle stops at max of nothing
         return
-    numbered = ({i: each for i, each in enumerate(cut[1])}, {i: [h] for i, h in enumerate(cut[0])})
+    numbered = (dict(enumerate(cut[1])), {i: [h] for i, h in enumerate(cut[0])})
     np.testing.assert_allclose(made[:, 0], Cider().compute_score(*numbered)[1], atol=1e-12)
 
 
@@ -193,8 +192,7 @@ def test_cider_of_one_example_is_nothing_since_no_word_tells_it_from_others():
 
 def naive_similarities(left, right):
     cosines = cosine_similarity(left, right)
-    furthest = [max(rows.T.tolist(), key=len) and rows for rows in (left, right)]
-    extrema = [[max(column, key=abs) for column in rows.T] for rows in furthest]
+    extrema = [[max(column, key=abs) for column in rows.T] for rows in (left, right)]
     return [
         cosine_similarity([left.mean(0)], [right.mean(0)])[0, 0],
         (np.mean([max(row) for row in cosines]) + np.mean([max(c) for c in cosines.T])) / 2,
@@ -254,3 +252,10 @@ def test_trained_vectors_are_repeatable_and_put_like_words_together():
 def test_training_vectors_on_no_words_is_an_error():
     with pytest.raises(UserError, match="no words to train vectors on"):
         metrics.train_vectors(["", " "])
+
+
+def test_a_signature_says_what_it_takes_to_repeat_the_figure():
+    vectors = metrics.train_vectors(["a b c"], size=2)
+    assert metrics.vectors_signature(vectors) == "ppmi+svd of the training split|words:3|size:2"
+    assert metrics.cider_signature().startswith("cider-d|n:4|sigma:6|")
+    assert metrics.rouge_signature().startswith("F|stem:porter|")

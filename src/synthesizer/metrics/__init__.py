@@ -26,7 +26,7 @@ from synthesizer.metrics.bleu import (
     chrf_signature,
     chrf_statistics,
 )
-from synthesizer.metrics.cider import cider_statistics
+from synthesizer.metrics.cider import cider_signature, cider_statistics
 from synthesizer.metrics.classification import (
     NO_LABEL,
     accuracy_statistics,
@@ -41,7 +41,12 @@ from synthesizer.metrics.correlation import (
     pearson_statistics,
     spearman_statistics,
 )
-from synthesizer.metrics.embedding import EMBEDDING, embedding_statistics, train_vectors
+from synthesizer.metrics.embedding import (
+    EMBEDDING,
+    embedding_statistics,
+    train_vectors,
+    vectors_signature,
+)
 from synthesizer.metrics.language_model import (
     bigram_statistics,
     bits_per_byte_from_statistics,
@@ -117,6 +122,7 @@ __all__ = [
     "chrf_from_statistics",
     "chrf_signature",
     "chrf_statistics",
+    "cider_signature",
     "cider_statistics",
     "confusion_statistics",
     "correlation_from_statistics",
@@ -145,6 +151,7 @@ __all__ = [
     "superglue_average",
     "token_accuracy_statistics",
     "train_vectors",
+    "vectors_signature",
     "word_perplexity_from_statistics",
     "words",
 ]

@@ -38,6 +38,11 @@ def cider_statistics(hypotheses: Sequence[str], references: Sequence[Reference])
     )
 
 
+def cider_signature() -> str:
+    """What a CIDEr figure needs to be repeated."""
+    return "cider-d|n:4|sigma:6|idf:references of the scored set|words:lower, with punctuation"
+
+
 def _grams(tokens: list[str], orders: Sequence[int] = _ORDERS) -> NGrams:
     return Counter(
         tuple(tokens[start : start + n]) for n in orders for start in range(len(tokens) - n + 1)

@@ -55,6 +55,12 @@ def train_vectors(
     return dict(zip(ranked, points, strict=True))
 
 
+def vectors_signature(vectors: Vectors) -> str:
+    """What a similarity by vectors from train_vectors needs to be repeated."""
+    size = len(next(iter(vectors.values())))
+    return f"ppmi+svd of the training split|words:{len(vectors)}|size:{size}"
+
+
 def _rows(text: str, vectors: Vectors) -> Matrix:
     return np.array([vectors[word] for word in words(text) if word in vectors])
 

@@ -35,4 +35,4 @@ def meteor_no_wordnet_signature() -> str:
     """What a METEOR figure needs to be repeated."""
     from importlib.metadata import version
 
-    return f"exact+porter|alpha:0.9|beta:3|gamma:0.5|version:nltk-{version('nltk')}"
+    return f"exact+porter, no synonyms|alpha:0.9|beta:3|gamma:0.5|version:nltk-{version('nltk')}"
