@@ -12,12 +12,14 @@ Causality compares slots, tables compare positions: so a padded or cached sequen
 of the same sequence alone. Letters as in synthesis.py.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synthesizer import fast
 from synthesizer.errors import UserError
 from synthesizer.synthesis import DotProduct, Size, build_synthesis
 
@@ -62,14 +64,19 @@ class SyntheticAttention(nn.Module):
         *,
         causal: bool = False,
         dropout: float = 0.0,
+        path: str = "auto",
     ) -> None:
         super().__init__()
+        if path not in fast.PATHS:
+            raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
         self.size = Size(d_model, num_heads, max_len)
         self.synthesis = build_synthesis(synthesis, self.size)
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
         self.causal = causal
         self.dropout = dropout
+        self.path = path
+        self.frozen: Tensor | None = None
 
     def forward(
         self,
@@ -80,14 +87,23 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        output, _ = self.attend(
+        keys, values = self._remember(x, cache)
+        self._check(x, values.shape[-2], attention_mask, position_ids)
+        call = fast.Call(
             x,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
+            keys,
+            values,
+            causal=self.causal,
+            mask=None if attention_mask is None else attention_mask.bool(),
             bias=bias,
-            cache=cache,
+            dropout=self.dropout if self.training else 0.0,
+            in_order=in_order(attention_mask, position_ids, values.shape[-2]),
+            frozen=self.frozen,
         )
-        return output
+        y = fast.attend(self.synthesis, call, self.path)
+        if y is not None:
+            return self.output(y)
+        return self._attend(x, keys, values, attention_mask, position_ids, bias)[0]
 
     def attend(
         self,
@@ -99,9 +115,23 @@ class SyntheticAttention(nn.Module):
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        keys, values = self._remember(x, cache)
+        return self._attend(x, keys, values, attention_mask, position_ids, bias)
+
+    def _remember(self, x: Tensor, cache: Cache | None) -> tuple[Tensor | None, Tensor]:
+        """Keys, if any, and values of all tokens that x may look at."""
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
-        if cache is not None:
-            keys, values = cache.update(keys, values)
+        return (keys, values) if cache is None else cache.update(keys, values)
+
+    def _attend(
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         weights = self._weights(x, keys, values.shape[-2], attention_mask, position_ids, bias)
         shared = self.synthesis.looks_at == "nothing"
         dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared)
@@ -127,13 +157,38 @@ class SyntheticAttention(nn.Module):
         positions = locate(None, position_ids, num_keys, x.device)
         return self.synthesis(x, self.synthesis.keys(x), positions, positions)
 
+    def freeze(self, length: int | None = None) -> None:
+        """Hold the softmax of a table for inference, until train(), resize() or another checkpoint.
+
+        A causal one serves every length up to this one, any other this very length (by default
+        max_len). Where the tokens have a say there is nothing to hold. Writing into a table through
+        `.data` leaves what is held stale: freeze again.
+        """
+        if self.training:
+            raise UserError("freeze() is for inference and the attention is training; call eval()")
+        self.frozen = fast.freeze(self.synthesis, length or self.size.max_len, self.causal)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.frozen = None
+        return super().train(mode)
+
     def resize(self, max_len: int) -> None:
         """Grow or crop to another longest sequence, keeping what was learned."""
+        self.frozen = None
         self.size = Size(self.size.d_model, self.size.num_heads, max_len)
         self.synthesis.resize(max_len)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
+        return f"{self.size}, causal={self.causal}, dropout={self.dropout}, path={self.path}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.frozen = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        self.frozen = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _weights(
         self,
@@ -233,6 +288,16 @@ def locate(
         return slots
     real = attention_mask.bool()
     return torch.where(real, real.cumsum(-1) - 1, slots)
+
+
+def in_order(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> bool:
+    """Whether every token stands at the position of its slot, where it may be asked."""
+    if position_ids is None:
+        return attention_mask is None or _hides_only_the_end(attention_mask)
+    if torch.compiler.is_compiling() or position_ids.is_meta:
+        return False
+    slots = torch.arange(num_keys, device=position_ids.device)
+    return bool((position_ids == slots).all())
 
 
 def visible_keys(
