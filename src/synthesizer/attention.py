@@ -12,7 +12,7 @@ Causality compares slots, tables compare positions: so a padded or cached sequen
 of the same sequence alone. Letters as in synthesis.py.
 """
 
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,9 @@ class ValueCache:
         self.values: Tensor | None = None
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        self.keys = _append(self.keys, keys)
-        self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
-        return self.keys, self.values
+        self.keys = append(self.keys, keys)
+        self.values = values = append(self.values, values)
+        return self.keys, values
 
     def get_seq_length(self) -> int:
         return 0 if self.values is None else self.values.shape[-2]
@@ -315,7 +315,10 @@ def _hides_only_the_end(attention_mask: Tensor) -> bool:
     return bool((real[:, 1:] <= real[:, :-1]).all())
 
 
-def _append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if old is None or new is None:
-        return new
-    return torch.cat([old, new], dim=-2)
+@overload
+def append(old: Tensor | None, new: Tensor) -> Tensor: ...
+@overload
+def append(old: Tensor | None, new: None) -> None: ...
+def append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What a cache of (B, H, S, n) holds after new tokens; nothing stays nothing."""
+    return new if old is None or new is None else torch.cat([old, new], dim=-2)

@@ -268,12 +268,17 @@ SYNTHESES = {
 }
 
 
+Part = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense
+
+
 class Mixture(nn.Module):
     """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
 
-    def __init__(self, parts: Sequence[nn.Module], num_heads: int) -> None:
+    parts: Sequence[Part]
+
+    def __init__(self, parts: Sequence[Part], num_heads: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.mix = _empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]
         self.d_keys = sum(self.widths)
@@ -293,7 +298,7 @@ class Mixture(nn.Module):
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        kept = [part.keys(x) for part in self.parts if part.d_keys]
+        kept = [keys for part in self.parts if (keys := part.keys(x)) is not None]
         return torch.cat(kept, dim=-1) if kept else None
 
     def forward(
@@ -312,7 +317,7 @@ class Mixture(nn.Module):
             part.resize(max_len)
 
 
-Synthesis = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense | Mixture
+Synthesis = Part | Mixture
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
@@ -343,7 +348,7 @@ def _options(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
     return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _build_part(term: Term, size: Size) -> Synthesis:
+def _build_part(term: Term, size: Size) -> Part:
     cls = SYNTHESES[term.name]
     known = _options(cls)
     options = {}
