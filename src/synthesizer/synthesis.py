@@ -282,23 +282,20 @@ class Mixture(nn.Module):
         self.mix = _empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]
         self.d_keys = sum(self.widths)
+        reach = ("nothing", "its own token", "every pair")
+        self.looks_at = max((part.looks_at for part in parts), key=reach.index)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.mix)
-
-    @property
-    def looks_at(self) -> str:
-        """What the most curious part looks at."""
-        order = ("nothing", "its own token", "every pair")
-        return max((part.looks_at for part in self.parts), key=order.index)
 
     def alphas(self) -> Tensor:
         """The weight of each part: (H, parts), rows sum to one."""
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        kept = [keys for part in self.parts if (keys := part.keys(x)) is not None]
+        each = [part.keys(x) for part in self.parts]
+        kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if kept else None
 
     def forward(
@@ -429,4 +426,4 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
     """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) places."""
     if index.dim() == 1:
         return values[..., index]
-    return values.take_along_dim(index[:, None, None], dim=-1)
+    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))
