@@ -13,7 +13,7 @@ of the same sequence alone. Letters as in synthesis.py.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,14 @@ from torch.nn import functional as F
 
 from synthesizer import fast
 from synthesizer.errors import UserError
+from synthesizer.places import (
+    check_mask,
+    check_positions,
+    check_tokens,
+    in_order,
+    locate,
+    too_long,
+)
 from synthesizer.synthesis import DotProduct, Size, build_synthesis
 
 
@@ -44,9 +52,9 @@ class ValueCache:
         self.values: Tensor | None = None
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        self.keys = _append(self.keys, keys)
-        self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
-        return self.keys, self.values
+        self.keys = append(self.keys, keys)
+        self.values = values = append(self.values, values)
+        return self.keys, values
 
     def get_seq_length(self) -> int:
         return 0 if self.values is None else self.values.shape[-2]
@@ -88,7 +96,7 @@ class SyntheticAttention(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         keys, values = self._remember(x, cache)
-        self._check(x, values.shape[-2], attention_mask, position_ids)
+        self._check(x.shape[0], values.shape[-2], attention_mask, position_ids)
         call = fast.Call(
             x,
             keys,
@@ -120,6 +128,7 @@ class SyntheticAttention(nn.Module):
 
     def _remember(self, x: Tensor, cache: Cache | None) -> tuple[Tensor | None, Tensor]:
         """Keys, if any, and values of all tokens that x may look at."""
+        check_tokens(x, self.size.d_model)
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
         return (keys, values) if cache is None else cache.update(keys, values)
 
@@ -146,14 +155,16 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
+        check_tokens(x, self.size.d_model)
         keys = self.synthesis.keys(x)
         weights = self._weights(x, keys, x.shape[1], attention_mask, position_ids, bias)
         return weights.expand(x.shape[0], -1, -1, -1)
 
     def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
+        check_tokens(x, self.size.d_model)
         num_keys = x.shape[1]
-        self._check(x, num_keys, None, position_ids)
+        self._check(x.shape[0], num_keys, None, position_ids)
         positions = locate(None, position_ids, num_keys, x.device)
         return self.synthesis(x, self.synthesis.keys(x), positions, positions)
 
@@ -199,7 +210,7 @@ class SyntheticAttention(nn.Module):
         position_ids: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        self._check(x, num_keys, attention_mask, position_ids)
+        self._check(x.shape[0], num_keys, attention_mask, position_ids)
         num_queries = x.shape[1]
         key_positions = locate(attention_mask, position_ids, num_keys, x.device)
         positions = key_positions[..., num_keys - num_queries :]
@@ -212,23 +223,17 @@ class SyntheticAttention(nn.Module):
 
     def _check(
         self,
-        x: Tensor,
+        batch: int,
         num_keys: int,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
     ) -> None:
-        if x.dim() != 3 or x.shape[2] != self.size.d_model:
-            raise UserError(
-                f"x has shape {tuple(x.shape)}; expected (batch, length, {self.size.d_model})"
-            )
-        if x.shape[1] == 0:
-            raise UserError("x has no tokens; give each sequence at least one")
         if num_keys > self.size.max_len:
             raise too_long(num_keys, self.size.max_len)
         if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], num_keys)
+            check_mask(attention_mask, batch, num_keys)
         if position_ids is not None:
-            check_positions(position_ids, x.shape[0], num_keys, self.size.max_len)
+            check_positions(position_ids, batch, num_keys, self.size.max_len)
 
 
 class CrossAttention(nn.Module):
@@ -271,35 +276,6 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def locate(
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    num_keys: int,
-    device: torch.device,
-) -> Tensor:
-    """Where every token looked at stands: as told, or by counting the real tokens before it.
-
-    A hidden token keeps its slot's number: nobody looks at it, and right padding moves nobody.
-    """
-    if position_ids is not None:
-        return position_ids
-    slots = torch.arange(num_keys, device=device)
-    if attention_mask is None or _hides_only_the_end(attention_mask):
-        return slots
-    real = attention_mask.bool()
-    return torch.where(real, real.cumsum(-1) - 1, slots)
-
-
-def in_order(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> bool:
-    """Whether every token stands at the position of its slot, where it may be asked."""
-    if position_ids is None:
-        return attention_mask is None or _hides_only_the_end(attention_mask)
-    if torch.compiler.is_compiling() or position_ids.is_meta:
-        return False
-    slots = torch.arange(num_keys, device=position_ids.device)
-    return bool((position_ids == slots).all())
-
-
 def visible_keys(
     attention_mask: Tensor | None,
     causal: bool,
@@ -338,49 +314,10 @@ def look(weights: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("bhts,bhsk->bthk", weights.to(values.dtype), values).flatten(-2)
 
 
-def too_long(length: int, max_len: int) -> UserError:
-    """The error for a sequence that no table has positions for."""
-    return UserError(
-        f"a sequence of {length} tokens met a model built for max_len={max_len}; "
-        "truncate the data, raise max_len, or resize the model"
-    )
-
-
-def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
-    """Refuse a mask that does not say of each token whether it is real."""
-    if attention_mask.shape != (batch, num_keys):
-        raise UserError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; "
-            f"expected ({batch}, {num_keys}), True where a token is real, cached tokens included"
-        )
-
-
-def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: int) -> None:
-    """Refuse positions of the wrong shape, or (where values can be read) outside the tables."""
-    if position_ids.shape not in ((num_keys,), (1, num_keys), (batch, num_keys)):
-        raise UserError(
-            f"position_ids has shape {tuple(position_ids.shape)}; "
-            f"expected ({num_keys},) or ({batch}, {num_keys})"
-        )
-    if torch.compiler.is_compiling() or position_ids.is_meta or position_ids.numel() == 0:
-        return
-    low, high = int(position_ids.min()), int(position_ids.max())
-    if low < 0 or high >= max_len:
-        raise UserError(
-            f"position_ids run from {low} to {high} in a model built for max_len={max_len}; "
-            f"keep them between 0 and {max_len - 1}"
-        )
-
-
-def _hides_only_the_end(attention_mask: Tensor) -> bool:
-    """Whether this is plain right padding, where it may be asked: then positions are shared."""
-    if torch.compiler.is_compiling() or attention_mask.is_meta:
-        return False
-    real = attention_mask.bool()
-    return bool((real[:, 1:] <= real[:, :-1]).all())
-
-
-def _append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if old is None or new is None:
-        return new
-    return torch.cat([old, new], dim=-2)
+@overload
+def append(old: Tensor | None, new: Tensor) -> Tensor: ...
+@overload
+def append(old: Tensor | None, new: None) -> None: ...
+def append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What a cache of (B, H, S, n) holds after new tokens; nothing stays nothing."""
+    return new if old is None or new is None else torch.cat([old, new], dim=-2)

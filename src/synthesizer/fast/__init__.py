@@ -150,7 +150,7 @@ def _by_blocks(terms: Terms, call: Call) -> Tensor:
     queries, keys = terms.bilinear or (None, None)
     tiled, repeated = terms.outer or (None, None)
     by_head = [
-        None if part is None else part.to(dtype).transpose(0, 1)
+        None if part is None else part.to(dtype).transpose(0, 1).contiguous()
         for part in (call.values, queries, keys, tiled, repeated)
     ]
     parts = Parts(

@@ -100,6 +100,7 @@ class _BlockAttention(torch.autograd.Function):
                 for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[2:], strict=True)
             ]
         )
+        grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
         for block in desk.blocks():
             desk.look_back(block, grad, grads)
         return None, None, *grads.tensors()
@@ -143,13 +144,13 @@ class Desk:
     def look(self, block: Block, output: Tensor) -> None:
         """Write the outputs of a block's rows."""
         weights = self.weights(block)[..., : block.num_seen]  # (heads, examples, rows, seen)
-        output[block.here] = _product(weights, self.values[block.there])
+        _product(weights, self.values[block.there], output[block.here])
 
     def look_back(self, block: Block, grad: Tensor, grads: Parts) -> None:
         """Add what a block's rows say of every gradient that is wanted."""
         weights, here, seen = self.weights(block), grad[block.here], block.num_seen
         if grads.values is not None:
-            grads.values[block.there] += _product(weights[..., :seen].mT, here)
+            _add_transposed(grads.values[block.there], here, weights[..., :seen])
         down = self._sheet(1, block)
         down[..., seen:] = 0.0
         _product(here, self.values[block.there].mT, down[..., :seen])
@@ -216,13 +217,14 @@ class Desk:
         shared = keys.shape[1] == 1
         if grads.queries is not None:
             them = keys[block.heads, :1, : block.num_seen] if shared else keys[block.there]
-            grads.queries[block.here] = _product(down, them.expand(-1, down.shape[1], -1, -1))
+            them = them.expand(-1, down.shape[1], -1, -1)
+            _product(down, them, grads.queries[block.here])
         if grads.keys is not None and shared:
-            joined = down.flatten(1, 2).mT  # (heads, seen, examples rows)
-            product = torch.bmm(joined, queries[block.here].flatten(1, 2))
-            grads.keys[block.heads, 0, : block.num_seen] += product
+            joined = queries[block.here].flatten(1, 2)  # (heads, examples rows, W)
+            target = grads.keys[block.heads, 0, : block.num_seen]
+            target.mT.baddbmm_(joined.mT, down.flatten(1, 2))
         elif grads.keys is not None:
-            grads.keys[block.there] += _product(down.mT, queries[block.here])
+            _add_transposed(grads.keys[block.there], queries[block.here], down)
 
     def _outer_gradients(self, block: Block, down: Tensor, spare: Tensor, grads: Parts) -> None:
         if self.parts.tiled is None:
@@ -247,8 +249,16 @@ class Desk:
         return sheet[:size].view(shape)
 
 
-def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Matrices times matrices, over two leading axes that one of may be expanded."""
-    into = None if out is None else out.flatten(0, 1)
-    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=into)
-    return product.unflatten(0, left.shape[:2])
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Write matrices times matrices, over two leading axes of which one may be expanded."""
+    torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out=out.flatten(0, 1))
+
+
+def _add_transposed(target: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """Add weights^T rows, with the long axis last: a third sooner than the other way round."""
+    target.mT.flatten(0, 1).baddbmm_(rows.mT.flatten(0, 1), weights.flatten(0, 1))
+
+
+def _columns(zeros: Tensor | None) -> Tensor | None:
+    """The same zeros with each key or value running down a column, as _add_transposed wants it."""
+    return None if zeros is None else zeros.view(*zeros.shape[:-2], *zeros.shape[:-3:-1]).mT
