@@ -29,25 +29,40 @@ class Cache(Protocol):
         """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
         ...
 
+    def window(self) -> Tensor | None:
+        """What slide kept last, if anything."""
+        ...
+
+    def slide(self, window: Tensor, num_tokens: int) -> None:
+        """Keep this window (B, W, D) alone, now that num_tokens more tokens have passed."""
+        ...
+
     def get_seq_length(self) -> int:
-        """How many tokens are remembered."""
+        """How many tokens have passed."""
         ...
 
 
 class ValueCache:
-    """Values, and keys only where a dot product needs them."""
+    """Values, and keys only where a dot product needs them; or the window of a convolution."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.slid = 0
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
         self.keys = append(self.keys, keys)
         self.values = values = append(self.values, values)
         return self.keys, values
 
+    def window(self) -> Tensor | None:
+        return self.values
+
+    def slide(self, window: Tensor, num_tokens: int) -> None:
+        self.values, self.slid = window, self.slid + num_tokens
+
     def get_seq_length(self) -> int:
-        return 0 if self.values is None else self.values.shape[-2]
+        return self.slid or (0 if self.values is None else self.values.shape[-2])
 
 
 class SyntheticAttention(nn.Module):
@@ -99,6 +114,7 @@ class SyntheticAttention(nn.Module):
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        check_tokens(x, self.size.d_model)
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
         if cache is not None:
             keys, values = cache.update(keys, values)
@@ -116,14 +132,16 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
+        check_tokens(x, self.size.d_model)
         keys = self.synthesis.keys(x)
         weights = self._weights(x, keys, x.shape[1], attention_mask, position_ids, bias)
         return weights.expand(x.shape[0], -1, -1, -1)
 
     def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
+        check_tokens(x, self.size.d_model)
         num_keys = x.shape[1]
-        self._check(x, num_keys, None, position_ids)
+        self._check(x.shape[0], num_keys, None, position_ids)
         positions = locate(None, position_ids, num_keys, x.device)
         return self.synthesis(x, self.synthesis.keys(x), positions, positions)
 
@@ -144,7 +162,7 @@ class SyntheticAttention(nn.Module):
         position_ids: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        self._check(x, num_keys, attention_mask, position_ids)
+        self._check(x.shape[0], num_keys, attention_mask, position_ids)
         num_queries = x.shape[1]
         key_positions = locate(attention_mask, position_ids, num_keys, x.device)
         positions = key_positions[..., num_keys - num_queries :]
@@ -157,23 +175,17 @@ class SyntheticAttention(nn.Module):
 
     def _check(
         self,
-        x: Tensor,
+        batch: int,
         num_keys: int,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
     ) -> None:
-        if x.dim() != 3 or x.shape[2] != self.size.d_model:
-            raise UserError(
-                f"x has shape {tuple(x.shape)}; expected (batch, length, {self.size.d_model})"
-            )
-        if x.shape[1] == 0:
-            raise UserError("x has no tokens; give each sequence at least one")
         if num_keys > self.size.max_len:
             raise too_long(num_keys, self.size.max_len)
         if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], num_keys)
+            check_mask(attention_mask, batch, num_keys)
         if position_ids is not None:
-            check_positions(position_ids, x.shape[0], num_keys, self.size.max_len)
+            check_positions(position_ids, batch, num_keys, self.size.max_len)
 
 
 class CrossAttention(nn.Module):
@@ -229,7 +241,7 @@ def locate(
     if position_ids is not None:
         return position_ids
     slots = torch.arange(num_keys, device=device)
-    if attention_mask is None or _hides_only_the_end(attention_mask):
+    if attention_mask is None or hides_only_the_end(attention_mask):
         return slots
     real = attention_mask.bool()
     return torch.where(real, real.cumsum(-1) - 1, slots)
@@ -281,6 +293,14 @@ def too_long(length: int, max_len: int) -> UserError:
     )
 
 
+def check_tokens(x: Tensor, d_model: int) -> None:
+    """Refuse what is no batch of sequences of this width."""
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
+    if x.shape[1] == 0:
+        raise UserError("x has no tokens; give each sequence at least one")
+
+
 def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
     """Refuse a mask that does not say of each token whether it is real."""
     if attention_mask.shape != (batch, num_keys):
@@ -307,7 +327,7 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
         )
 
 
-def _hides_only_the_end(attention_mask: Tensor) -> bool:
+def hides_only_the_end(attention_mask: Tensor) -> bool:
     """Whether this is plain right padding, where it may be asked: then positions are shared."""
     if torch.compiler.is_compiling() or attention_mask.is_meta:
         return False

@@ -16,14 +16,17 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention import check_mask, locate, too_long
+from synthesizer.baselines import BASELINES
 from synthesizer.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
 from synthesizer.layers import Context, RelativeBias, Stack, StackOutput
+from synthesizer.mixers import spec_of_mixer
 from synthesizer.spec import NONE, expand_layers
-from synthesizer.synthesis import SYNTHESES, Mixture, Size, spec_of
+from synthesizer.synthesis import SYNTHESES, Mixture, Size
 
-DRAW_THEMSELVES = (*SYNTHESES.values(), Mixture, RelativeBias, nn.LayerNorm, nn.RMSNorm)
+PARTS = (*SYNTHESES.values(), Mixture, *BASELINES.values())
+DRAW_THEMSELVES = (*PARTS, RelativeBias, nn.LayerNorm, nn.RMSNorm)
 
 
 class Wanted(NamedTuple):
@@ -239,7 +242,7 @@ class EncoderOf(nn.Module):
 
 def _specs_of(stack: Stack) -> str:
     specs = [
-        NONE if layer.attention is None else spec_of(layer.attention.synthesis)
+        NONE if layer.attention is None else spec_of_mixer(layer.attention)
         for layer in stack.layers
     ]
     return specs[0] if len(set(specs)) == 1 else ",".join(specs)

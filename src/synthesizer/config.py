@@ -8,8 +8,9 @@ from transformers import PreTrainedConfig
 
 from synthesizer.errors import UserError
 from synthesizer.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
-from synthesizer.spec import NONE, expand_layers, split_layers
-from synthesizer.synthesis import Size, build_synthesis, spec_of
+from synthesizer.mixers import build_mixer, spec_of_mixer
+from synthesizer.spec import NONE, expand_layers, shows_weights, split_layers
+from synthesizer.synthesis import Size
 
 KINDS = ("decoder", "encoder", "encoder_decoder")
 POOLINGS = ("cls", "mean")
@@ -108,10 +109,13 @@ class SynthesizerConfig(PreTrainedConfig):
         self.decoder_max_len = self.decoder_max_len or self.max_len
         decoder = self.decoder_synthesis or self.synthesis
         if self.kind is not None:
-            self.synthesis = self._settle(self.synthesis, self.num_layers, self.max_len)
+            self.synthesis = self._settle(
+                self.synthesis, self.num_layers, self.max_len, causal=self.kind == "decoder"
+            )
         if self.kind == "encoder_decoder":
-            decoder = self._settle(decoder, self.num_decoder_layers, self.decoder_max_len)
-            self.decoder_synthesis = decoder
+            self.decoder_synthesis = self._settle(
+                decoder, self.num_decoder_layers, self.decoder_max_len, causal=True
+            )
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
         self.is_encoder_decoder = self.kind == "encoder_decoder"
@@ -150,16 +154,22 @@ class SynthesizerConfig(PreTrainedConfig):
             attention_dropout=self.attention_dropout,
         )
 
-    def _settle(self, spec: str, num_layers: int, max_len: int) -> str:
+    def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
         """Write a spec with all that was left to defaults of size, so that it can be resized."""
         expand_layers(spec, num_layers)
+        if self.positions == "relative" and not shows_weights(spec):
+            raise UserError(
+                f'positions="relative" is a bias on logits, and synthesis {spec!r} has a layer '
+                "without logits; choose other positions"
+            )
         size = Size(self.d_model, self.num_heads, max_len)
-        with torch.device("meta"):
-            settled = [
-                (item if item == NONE else spec_of(build_synthesis(item, size)), repeat)
-                for item, repeat in split_layers(spec)
-            ]
-        return ",".join(item + repeat for item, repeat in settled)
+        settled = []
+        for item, repeat in split_layers(spec):
+            if item != NONE:
+                with torch.device("meta"):
+                    item = spec_of_mixer(build_mixer(item, size, causal=causal))
+            settled.append(item + repeat)
+        return ",".join(settled)
 
     def _check_choices(self) -> None:
         choices = {

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from synthesizer.attention import Cache, CrossAttention, SyntheticAttention
+from synthesizer.attention import Cache, CrossAttention
+from synthesizer.mixers import build_mixer
 from synthesizer.spec import NONE
-from synthesizer.synthesis import resized
+from synthesizer.synthesis import Size, resized
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -143,11 +144,9 @@ class Layer(GradientCheckpointingLayer):
         norm = NORMS[shape.norm]
         self.attention, self.attention_norm, self.cross, self.cross_norm = None, None, None, None
         if synthesis != NONE:
-            self.attention = SyntheticAttention(
-                shape.d_model,
-                shape.num_heads,
-                shape.max_len,
+            self.attention = build_mixer(
                 synthesis,
+                Size(shape.d_model, shape.num_heads, shape.max_len),
                 causal=shape.causal,
                 dropout=shape.attention_dropout,
             )
