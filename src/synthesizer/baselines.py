@@ -97,7 +97,7 @@ class Weightless(nn.Module):
 
 
 class Linformer(Weightless):
-    """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V, E and F (N, k) and learned: length projected to k."""
+    """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V: E and F, learned (N, k), bring the length to k."""
 
     paper = "Wang et al. 2020"
     parameter_count = "2 D^2 + 2 N k"
@@ -202,7 +202,9 @@ def _draw_projection(projection: Tensor) -> None:
     nn.init.normal_(projection, std=projection.shape[-2] ** -0.5)
 
 
-BASELINES = {
+Baseline = LightConv | DynamicConv | Linformer
+
+BASELINES: dict[str, type[Baseline]] = {
     "lightconv": LightConv,
     "dynamicconv": DynamicConv,
     "linformer": Linformer,

@@ -197,8 +197,10 @@ def _read_table(path: Path, table: str) -> dict[str, Variant]:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     for node in body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
-            assert isinstance(node.value, ast.Dict)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if ast.unparse(target) != table:
+                continue
             pairs = zip(node.value.keys, node.value.values, strict=True)
             named = {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key}
             return {name: _describe(name, classes[cls]) for name, cls in named.items()}
