@@ -13,6 +13,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqModelOutput,
 )
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention import check_mask, locate, too_long
@@ -127,8 +128,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             encoder_outputs = self._encode(x, attention_mask, position_ids, wanted)
             if self.config.kind == "encoder":
                 return encoder_outputs
+        if not isinstance(encoder_outputs, ModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
         x = self._embed(decoder_input_ids, None)
-        memory, states = encoder_outputs[0], encoder_outputs
+        memory = encoder_outputs.last_hidden_state
         decoded = self._decode(
             x, decoder_attention_mask, None, past_key_values, wanted, memory, attention_mask
         )
@@ -139,8 +142,8 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
             encoder_last_hidden_state=memory,
-            encoder_hidden_states=states.get("hidden_states"),
-            encoder_attentions=states.get("attentions"),
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
         )
 
     def _encode(

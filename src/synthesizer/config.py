@@ -128,6 +128,8 @@ class SynthesizerConfig(PreTrainedConfig):
                 f"a config of kind {self.kind!r} met a model of kind {kind!r}; "
                 f"leave kind out, or make the config with kind={kind!r}"
             )
+        if self.kind == kind:
+            return self
         return type(self).from_dict({**self.to_dict(), "kind": kind})
 
     def encoder_shape(self) -> Shape:
