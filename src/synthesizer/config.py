@@ -58,10 +58,13 @@ class SynthesizerConfig(PreTrainedConfig):
     attention_dropout  on attention weights; dropout is on residuals
     label_smoothing    applied by the model itself, in training only
     pooling            "cls" (the first real token) or "mean": what a classifier reads
+    universal          one layer's weights in all num_layers steps; each token may stop earlier
+    halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
+    ponder_cost        how much a step costs in the loss, in training only
     """
 
     model_type = "synthesizer"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "num_steps", "encoder_num_steps"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -89,6 +92,9 @@ class SynthesizerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     label_smoothing: float | int = 0.0
     pooling: str = "mean"
+    universal: bool = False
+    halting_epsilon: float | int = 0.05
+    ponder_cost: float | int = 0.01
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
@@ -105,6 +111,7 @@ class SynthesizerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         self._check_choices()
+        self._check_universal()
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         self.decoder_max_len = self.decoder_max_len or self.max_len
         decoder = self.decoder_synthesis or self.synthesis
@@ -154,6 +161,7 @@ class SynthesizerConfig(PreTrainedConfig):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            halt_at=1 - self.halting_epsilon if self.universal else None,
         )
 
     def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
@@ -172,6 +180,24 @@ class SynthesizerConfig(PreTrainedConfig):
                     item = spec_of_mixer(build_mixer(item, size, causal=causal))
             settled.append(item + repeat)
         return ",".join(settled)
+
+    def _check_universal(self) -> None:
+        if not self.universal:
+            for name in ("halting_epsilon", "ponder_cost"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(
+                        f"{name}={getattr(self, name)} without universal=True does nothing; "
+                        f"leave {name} out"
+                    )
+            return
+        for spec in (self.synthesis, self.decoder_synthesis or self.synthesis):
+            if split_layers(spec) != [(split_layers(spec)[0][0], "")]:
+                raise UserError(
+                    f"universal=True shares one layer over depth, and synthesis {spec!r} names "
+                    "layers one by one; write one spec for all"
+                )
+        if not 0 < self.halting_epsilon < 1:
+            raise UserError(f"halting_epsilon={self.halting_epsilon}; choose it between 0 and 1")
 
     def _check_choices(self) -> None:
         choices = {
