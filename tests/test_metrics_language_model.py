@@ -75,9 +75,10 @@ def test_the_bigram_model_beats_letter_frequencies_on_text_with_order():
 
 
 def test_a_byte_never_seen_in_training_has_a_finite_cost():
-    model = metrics.fit_bigram([b"ab" * 200])
+    """Where no held-out byte is new either, the uniform part must not die out."""
+    model = metrics.fit_bigram([b"ab" * 2000] * 3)
     bits = metrics.score("bits_per_byte", metrics.bigram_statistics(model, ["ü".encode(), b""]))
-    assert 8 < bits < 100
+    assert 8 < bits < 40
 
 
 def test_bigrams_of_noise_are_not_trusted():
@@ -94,11 +95,11 @@ def test_interpolation_weights_are_the_most_likely_ones():
 
     def nll(logits):
         weights = np.exp(logits) / np.exp(logits).sum()
-        return -(counts * np.log(weights @ estimates)).sum()
+        return -(counts * np.log(weights @ estimates)).sum() - np.log(weights).sum()
 
-    weights = metrics.interpolation_weights(estimates, counts, rounds=2000)
-    assert weights.sum() == pytest.approx(1)
-    assert nll(np.log(weights + 1e-300)) == pytest.approx(minimize(nll, np.zeros(3)).fun, abs=1e-3)
+    best = np.exp(minimize(nll, np.zeros(3)).x)
+    weights = metrics.interpolation_weights(estimates, counts)
+    np.testing.assert_allclose(weights, best / best.sum(), atol=1e-4)
 
 
 def test_too_little_text_for_a_bigram_model_is_an_error():

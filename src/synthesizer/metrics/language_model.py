@@ -72,14 +72,16 @@ def bigram_statistics(log_probabilities: Table, documents: Sequence[bytes]) -> S
 def interpolation_weights(estimates: Table, counts: Table, *, rounds: int = 100) -> Table:
     """The mixture of estimates under which counts are most likely, by expectation maximization.
 
-    estimates (parts, ...), counts (...) -> weights (parts,) that sum to 1.
+    estimates (parts, ...), counts (...) -> weights (parts,) that sum to 1. Each part is credited
+    with one count more, so that none dies out and a byte never seen has a bounded cost.
     """
     seen = counts > 0
     estimates, counts = estimates[:, seen], counts[seen]
     weights = np.full(len(estimates), 1 / len(estimates))
     for _ in range(rounds):
         joint = weights[:, None] * estimates
-        weights = (joint / joint.sum(0)) @ counts / counts.sum()
+        credit = (joint / joint.sum(0)) @ counts + 1
+        weights = credit / credit.sum()
     return weights
 
 
