@@ -46,7 +46,7 @@ class Data(_Part):
     validation: Files | None = None
     test: Files | None = None
     builtin: str | None = None  # a corpus of synthesizer.corpora
-    local: str | None = None  # a folder under SYNTHESIZER_DATA with a copy of the hub's set
+    local: Files | None = None  # folders under SYNTHESIZER_DATA, the first one there serves
     hub: str | None = None  # a Hugging Face data set
     config: str | None = None  # which configuration of it
     splits: dict[str, str] = {}  # our split -> the set's own name for it
