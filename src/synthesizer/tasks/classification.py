@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Batch, label_batch, silence
 from synthesizer.columns import infer_labels, label_number, label_of, text_of
-from synthesizer.data_cache import Entry
+from synthesizer.encoded import Entry
 from synthesizer.metrics import (
     accuracy_statistics,
     confusion_statistics,

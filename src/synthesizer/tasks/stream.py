@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import num_windows
 from synthesizer.columns import text_of
-from synthesizer.data_cache import Entry, cache_folder, cache_key, fetch
+from synthesizer.encoded import Entry, cache_folder, cache_key, fetch
 from synthesizer.errors import UserError
 from synthesizer.metrics import bigram_statistics, fit_bigram, score
 from synthesizer.order import Order

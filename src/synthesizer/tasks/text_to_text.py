@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Batch
 from synthesizer.columns import Faults, read_rows
-from synthesizer.data_cache import Entry
+from synthesizer.encoded import Entry
 from synthesizer.errors import UserError
 from synthesizer.metrics import (
     GLUE,
