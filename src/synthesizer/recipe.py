@@ -247,7 +247,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {key}: '{parent}' is a value, not a section; drop what follows")
     if text.strip():
-        table[last] = _value(text.strip())
+        table[last] = _value(text.lstrip())
     else:
         table.pop(last, None)
 
