@@ -13,6 +13,7 @@ from synthesizer.errors import UserError
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {
     "python-docs": ["text"],
+    "grammar-ende": ["en", "de"],
     "listops": ["Source", "Target"],
     "listops-short": ["Source", "Target"],
     "shift": ["input", "target"],

@@ -65,8 +65,8 @@ _ALONE = _table("""
     en er en er
 """)
 
-DER_WORDS = {"the": "d", "this": "dies", "these": "dies", "every": "jed", "which": "welch"}
-EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "your": "dein"}
+DER_WORDS = {"the": "d", "this": "dies", "these": "dies", "every": "jed"}
+EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein"}
 
 
 def determiner(english: str, case: str, gender: str) -> str:
@@ -97,7 +97,7 @@ class Noun:
     weak: bool
 
     def singular(self, case: str) -> str:
-        """The German singular; weak nouns take the ending of their genitive outside the nominative."""
+        """The German singular; a weak noun is like its genitive in all but the nominative."""
         if case == "gen" or (self.weak and case != "nom"):
             return self.genitive
         return self.nominative
@@ -107,14 +107,7 @@ class Noun:
         return self.plural + "n" * (case == "dat" and self.plural[-1] not in "ns")
 
 
-_CONTRACTED = {
-    "in dem": "im",
-    "in das": "ins",
-    "von dem": "vom",
-    "an dem": "am",
-    "zu dem": "zum",
-    "zu der": "zur",
-}
+_CONTRACTED = {"in dem": "im", "in das": "ins", "von dem": "vom"}
 
 
 def contracted(preposition: str, phrase: str) -> str:
@@ -125,15 +118,12 @@ def contracted(preposition: str, phrase: str) -> str:
 
 
 _UNITS = ("", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
-_TEENS = ("zehn", "elf", "zwölf", "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn")
 _TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
 
 
 def number_word(number: int) -> str:
-    """2 to 99 in words, the unit before the ten."""
+    """2 to 9 and 20 to 99 in words, the unit before the ten."""
     if number < 10:
         return _UNITS[number]
-    if number < 20:
-        return (*_TEENS, "achtzehn", "neunzehn")[number - 10]
     unit, ten = _UNITS[number % 10], _TENS[number // 10 - 2]
     return f"{unit}und{ten}" if unit else ten

@@ -1,17 +1,19 @@
 """English sentences beside their German, from a grammar that builds both at once.
 
 What makes it hard to translate word by word: the German article, adjective and noun agree in case
-and gender, and the case comes from a verb or preposition that may stand far away; the verb is second
-in a main clause and last in a subordinate one, and may split in two; `it` is er, sie or es after a
-noun of the clause before; and half the sentences hold an ambiguous noun whose meaning, and with it
-its gender, is given away only by a person in the other clause.
+and gender, and the case comes from a verb or preposition that may stand far away; the verb is
+second in a main clause and last in a subordinate one, and may split in two; owners stand in the
+opposite order; `it` is er, sie or es after a noun of the clause before; and many sentences hold an
+ambiguous noun whose meaning, and with it its gender, only a person in the other clause gives away.
+A sentence repeats a few words, so that the word before does not tell the place either.
 """
 
 import re
 from dataclasses import dataclass
 from random import Random
 
-from synthesizer.corpora import lexicon_ende as words
+from synthesizer.corpora import nouns_ende as nouns
+from synthesizer.corpora import verbs_ende as verbs
 from synthesizer.corpora.drawing import Row, Splits, draw_splits
 from synthesizer.corpora.german import PERSONAL, Noun
 from synthesizer.corpora.phrases_ende import Phrase, Phrases, Predicate, conjugate
@@ -72,7 +74,7 @@ class _Clause:
 class _Frame:
     """A verb with what it governs: texts in both languages, and the phrases among them."""
 
-    verb: words.Verb
+    verb: verbs.Verb
     rest: list[tuple[str, str]]
     arguments: list[Phrase]
 
@@ -101,14 +103,14 @@ class _Sentence:
         """Someone who gives a meaning away, and the ambiguous noun; or neither."""
         if self.rng.random() < 0.4:
             return None, None
-        sense = self.rng.choice(self.rng.choice(words.AMBIGUOUS))
+        sense = self.rng.choice(self.rng.choice(nouns.AMBIGUOUS))
         return self.rng.choice(sense.cues), sense.noun
 
     def _conjunction(self, clause: _Clause) -> tuple[str, str]:
         """A conjunction; `when` is als in the past and wenn otherwise."""
         if self.rng.random() < 0.2:
             return "when", "als" if clause.predicate.is_past else "wenn"
-        return self.rng.choice(words.CONJUNCTIONS)
+        return self.rng.choice(verbs.CONJUNCTIONS)
 
     def _joined(self, one: _Clause, two: _Clause) -> tuple[str, str]:
         en, de = self._conjunction(two)
@@ -129,7 +131,7 @@ class _Sentence:
 
     def _reported(self, one: _Clause, two: _Clause) -> tuple[str, str]:
         speaker = self.phrases.person("nom", 0)
-        says = conjugate(self.rng, self.rng.choice(words.SAYING), plural=speaker.is_plural)
+        says = conjugate(self.rng, self.rng.choice(verbs.SAYING), plural=speaker.is_plural)
         en, de = self._joined(one, two)
         de = de.replace(one.main(), one.subordinate(), 1)
         return (
@@ -168,72 +170,72 @@ class _Sentence:
         return self.rng.choice(things or clear) if clear else None
 
     def _description(self, subject: Phrase) -> _Clause:
-        english, stem = self.rng.choice(words.OF_THINGS.first + words.OF_THINGS.second)
-        german = words.UNINFLECTED.get(stem, stem)
+        english, stem = self.rng.choice(nouns.ADJECTIVES["thing"].first)
+        german = nouns.UNINFLECTED.get(stem, stem)
         is_past = self.rng.random() < 0.5
         verb, finite = ("was", "war") if is_past else ("is", "ist")
         predicate = Predicate(f"{verb} {english}", finite, german, f"{german} {finite}", is_past)
         return _Clause(subject, predicate, [], [subject], None, False)
 
     def _adverb(self, predicate: Predicate) -> tuple[str, str]:
-        times = words.PAST_TIME if predicate.is_past else words.PRESENT_TIME
-        return self.rng.choice(words.ANY_TIME + times)
+        times = verbs.PAST_TIME if predicate.is_past else verbs.PRESENT_TIME
+        return self.rng.choice(verbs.ANY_TIME + times)
 
     def _frame(self, cue: Noun | None, meant: Noun | None, antecedent: Phrase | None) -> _Frame:
         if meant:
-            verb = self.rng.choice(words.OF_ANYTHING + words.OF_A_THING)
+            verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING)
             return _frame(verb, self.phrases.thing("acc", noun=meant))
         if antecedent:
-            verbs = words.OF_ANYTHING + words.OF_A_THING
-            simple = [verb for verb in verbs if " " not in verb.english[0]]
-            return _frame(self.rng.choice(simple), antecedent.again("acc"))
+            every = verbs.OF_ANYTHING + verbs.OF_A_THING
+            one_word = [verb for verb in every if " " not in verb.english[0]]
+            return _frame(self.rng.choice(one_word), antecedent.again("acc"))
         frames = [self._meeting, self._helping, self._giving]
         if not cue:
             frames += [self._handling, self._trading, self._putting, self._staying, self._going]
         return self.rng.choice(frames)(cue)
 
     def _meeting(self, cue: Noun | None) -> _Frame:
-        verb = self.rng.choice(words.OF_ANYTHING + words.OF_A_PERSON)
+        verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_PERSON)
         return _frame(verb, self.phrases.person("acc", noun=cue))
 
     def _helping(self, cue: Noun | None) -> _Frame:
-        return _frame(self.rng.choice(words.WITH_DATIVE), self.phrases.person("dat", noun=cue))
+        return _frame(self.rng.choice(verbs.WITH_DATIVE), self.phrases.person("dat", noun=cue))
 
     def _giving(self, cue: Noun | None) -> _Frame:
         receiver, gift = self.phrases.person("dat", 0, cue), self.phrases.thing("acc")
-        return _frame(self.rng.choice(words.GIVING), receiver, gift)
+        return _frame(self.rng.choice(verbs.GIVING), receiver, gift)
 
     def _handling(self, _: Noun | None) -> _Frame:
         if self.rng.random() < 0.3:
-            return _frame(self.rng.choice(words.OF_ANYTHING), self.phrases.animal("acc"))
-        verb = self.rng.choice(words.OF_ANYTHING + words.OF_A_THING)
+            return _frame(self.rng.choice(verbs.OF_ANYTHING), self.phrases.animal("acc"))
+        verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING)
         return _frame(verb, self.phrases.thing("acc"))
 
     def _trading(self, _: Noun | None) -> _Frame:
-        return _Frame(self.rng.choice(words.OF_A_THING[:2]), [self.phrases.stuff("acc")], [])
+        return _Frame(self.rng.choice(verbs.OF_A_THING[:2]), [self.phrases.stuff("acc")], [])
 
     def _putting(self, _: Noun | None) -> _Frame:
         """To put is legen or stellen after what is put, and where to is in the accusative."""
-        nouns, verbs = self.rng.choice(
+        things, put = self.rng.choice(
             (
-                (self.phrases.lying, words.PUTTING_DOWN),
-                (self.phrases.standing, words.PUTTING_UP),
-                (self.phrases.standing, words.MOVING_THINGS),
+                (self.phrases.lying, verbs.PUTTING_DOWN),
+                (self.phrases.standing, verbs.PUTTING_UP),
+                (self.phrases.standing, verbs.MOVING_THINGS),
             )
         )
-        thing = self.phrases.thing("acc", 0, self.rng.choice(nouns))
-        frame = _frame(self.rng.choice(verbs), thing)
+        thing = self.phrases.thing("acc", 0, self.rng.choice(things))
+        frame = _frame(self.rng.choice(put), thing)
         return _Frame(frame.verb, [*frame.rest, self.phrases.where("acc")], frame.arguments)
 
     def _staying(self, _: Noun | None) -> _Frame:
-        return _Frame(self.rng.choice(words.STAYING), [self.phrases.where("dat")], [])
+        return _Frame(self.rng.choice(verbs.STAYING), [self.phrases.where("dat")], [])
 
     def _going(self, _: Noun | None) -> _Frame:
         where = self.phrases.where("acc", onward=True)
-        return _Frame(self.rng.choice(words.GOING), [where], [])
+        return _Frame(self.rng.choice(verbs.GOING), [where], [])
 
 
-def _frame(verb: words.Verb, *objects: Phrase) -> _Frame:
+def _frame(verb: verbs.Verb, *objects: Phrase) -> _Frame:
     return _Frame(verb, [(phrase.en, phrase.de) for phrase in objects], list(objects))
 
 
