@@ -1,0 +1,134 @@
+"""What every metric keeps, whatever it measures: rows add up to the score of their examples."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from synthesizer import metrics
+from synthesizer.errors import UserError
+
+HYPOTHESES = ["the cat sat on the mat.", "a dog barks!", "", "Größe zählt", "yes: a b c d. no."]
+REFERENCES = ["the cat is on a mat.", "dogs bark.", "quiet", "Größe zählt nicht", "a b c d. So?"]
+VECTORS = metrics.train_vectors(HYPOTHESES + REFERENCES, size=3)
+NUMBERS = [0.5, 2.0, 2.0, 3.5, 1.0], [1.0, 0.5, 2.5, 4.0, 4.0]
+LABELS = [1, 0, 2, -1, 1], [1, 1, 2, 0, 0]
+BINARY = [1, 0, 1, -1, 1], [1, 1, 1, 0, 0]
+WINDOWS = [3.0, 5.5, 0.5, 2.0, 7.25], [4, 6, 1, 3, 9], [2, 3, 1, 2, 5], [9, 14, 2, 7, 20]
+
+
+def of_texts(make):
+    return lambda at: make([HYPOTHESES[i] for i in at], [REFERENCES[i] for i in at])
+
+
+def of_pairs(make, pairs, **options):
+    return lambda at: make(*([column[i] for i in at] for column in pairs), **options)
+
+
+def rouge(name):
+    return of_texts(lambda *texts: metrics.rouge_statistics(*texts)[name])
+
+
+def embedding(name):
+    return of_texts(lambda *texts: metrics.embedding_statistics(*texts, VECTORS)[name])
+
+
+def record(name):
+    return of_texts(lambda *texts: metrics.record_statistics(*texts)[name])
+
+
+def tokens(at):
+    rows = np.array([[1, 2, 3], [4, 5, 6], [1, 1, 1], [2, 2, 2], [7, 8, 9]])[list(at)]
+    wanted = np.array([[1, 2, 4], [4, -100, -100], [1, 0, 1], [2, 2, 2], [0, 0, 9]])[list(at)]
+    return metrics.token_accuracy_statistics(list(rows), list(wanted))
+
+
+STATISTICS = {
+    "bleu": of_texts(metrics.bleu_statistics),
+    "bleu1": of_texts(lambda *texts: metrics.bleu_statistics(*texts, max_order=1)),
+    "bleu4": of_texts(metrics.bleu_statistics),
+    "chrf": of_texts(metrics.chrf_statistics),
+    **dict.fromkeys(
+        ("perplexity", "word_perplexity", "bits_per_byte"),
+        of_pairs(metrics.language_model_statistics, WINDOWS),
+    ),
+    **{name: rouge(name) for name in metrics.ROUGE},
+    "meteor_no_wordnet": of_texts(metrics.meteor_no_wordnet_statistics),
+    "cider": of_texts(metrics.cider_statistics),
+    **{name: embedding(name) for name in metrics.EMBEDDING},
+    **dict.fromkeys(
+        ("accuracy", "accuracy_matched", "accuracy_mismatched"),
+        of_pairs(metrics.accuracy_statistics, LABELS),
+    ),
+    "token_accuracy": tokens,
+    "exact_match": record("exact_match"),
+    "token_f1": record("token_f1"),
+    "matthews": of_pairs(metrics.confusion_statistics, LABELS, num_labels=3),
+    "f1": of_pairs(metrics.confusion_statistics, BINARY, num_labels=2),
+    "f1a": of_pairs(metrics.confusion_statistics, BINARY, num_labels=2),
+    "macro_f1": of_pairs(metrics.confusion_statistics, LABELS, num_labels=3),
+    "pearson": of_pairs(metrics.pearson_statistics, NUMBERS),
+    "spearman": of_pairs(metrics.spearman_statistics, NUMBERS),
+}
+every_metric = pytest.mark.parametrize("name", metrics.SCORES)
+
+
+@every_metric
+def test_a_metric_has_one_row_per_example_and_a_finite_score(name):
+    statistics = STATISTICS[name](range(5))
+    assert len(statistics) == 5
+    assert np.isfinite(metrics.score(name, statistics))
+
+
+@every_metric
+def test_examples_counted_twice_in_another_order_change_no_score(name):
+    statistics = STATISTICS[name](range(5))
+    twice = np.concatenate([statistics[::-1], statistics])
+    assert metrics.score(name, twice) == pytest.approx(metrics.score(name, statistics))
+
+
+@pytest.mark.parametrize("name", sorted(metrics.SCORES.keys() - {"cider", "spearman"}))
+def test_rows_drawn_with_repetition_score_as_their_examples_do(name):
+    """CIDEr keeps the document frequencies, Spearman the ranks of the whole set."""
+    drawn = [4, 1, 1, 0, 3]
+    rows = STATISTICS[name](range(5))[drawn]
+    assert metrics.score(name, rows) == pytest.approx(
+        metrics.score(name, STATISTICS[name](drawn)), abs=1e-9
+    )
+
+
+@every_metric
+def test_scoring_nothing_is_an_error(name):
+    with pytest.raises(UserError, match="no examples to score; expected at least one"):
+        STATISTICS[name]([])
+    with pytest.raises(UserError, match="no examples to score; expected at least one"):
+        metrics.score(name, STATISTICS[name](range(5))[:0])
+
+
+def test_predictions_that_do_not_pair_with_targets_are_counted_in_the_error():
+    message = "2 predictions met 1 targets; they must pair one to one"
+    for make in (metrics.accuracy_statistics, metrics.pearson_statistics):
+        with pytest.raises(UserError, match=message):
+            make([1, 0], [1])
+    with pytest.raises(UserError, match=message):
+        metrics.bleu_statistics(["a", "b"], ["a"])
+
+
+def test_an_example_without_reference_is_named():
+    with pytest.raises(UserError, match="example 1 has no reference; give each example at least"):
+        metrics.rouge_statistics(["a", "b"], [["a"], []])
+
+
+def test_an_unknown_metric_lists_the_known_ones():
+    with pytest.raises(UserError, match="unknown metric 'blue'; choose from bleu, bleu1"):
+        metrics.score("blue", np.ones((1, 2)))
+
+
+def test_importing_metrics_imports_no_heavy_library():
+    code = "import sys, synthesizer.metrics; print(*sys.modules)"
+    path = f"import sys; sys.path[:0] = {sys.path!r}; "
+    run = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True)
+    heavy = {"torch", "nltk", "sacrebleu", "rouge_score", "scipy", "sklearn", "transformers"}
+    assert run.returncode == 0, run.stderr
+    assert not heavy & set(run.stdout.split())

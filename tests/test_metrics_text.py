@@ -1,0 +1,261 @@
+"""Scores of generated text, each against a library or the definition written out."""
+
+from collections import Counter
+from itertools import pairwise
+
+import nltk
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nltk.stem.porter import PorterStemmer
+from pycocoevalcap.cider.cider import Cider
+from rouge_score.rouge_scorer import RougeScorer
+from sklearn.metrics.pairwise import cosine_similarity
+
+from synthesizer import metrics
+from synthesizer.errors import UserError
+
+VOCABULARY = [
+    "the",
+    "cat",
+    "cats",
+    "running",
+    "run",
+    "Größe",
+    "日本",
+    "don't",
+    ".",
+    "!",
+    "I",
+]
+
+sentences = st.lists(st.sampled_from(VOCABULARY), max_size=9).map(" ".join)
+examples = st.lists(
+    st.tuples(sentences, st.lists(sentences, min_size=1, max_size=3)), min_size=1, max_size=6
+).map(lambda pairs: tuple(zip(*pairs, strict=True)))
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def streams(references):
+    """References as sacrebleu takes them: the first of each example, the second of each, ..."""
+    longest = max(map(len, references))
+    return [[each[i] if i < len(each) else None for each in references] for i in range(longest)]
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("nltk looked for data")
+
+    monkeypatch.setattr(nltk, "download", refuse)
+    monkeypatch.setattr(nltk.data, "find", refuse)
+    monkeypatch.setattr(nltk.data, "load", refuse)
+
+
+@few
+@given(examples, st.sampled_from([1, 2, 4]))
+def test_bleu_from_summed_counts_is_sacrebleu_to_the_last_bit(texts, order):
+    hypotheses, references = texts
+    oracle = sacrebleu.BLEU(max_ngram_order=order, force=True)
+    expected = oracle.corpus_score(hypotheses, streams(references)).score
+    statistics = metrics.bleu_statistics(hypotheses, references, max_order=order)
+    assert metrics.bleu_from_statistics(statistics.sum(0)) == expected
+
+
+@few
+@given(examples)
+def test_chrf_from_summed_counts_is_sacrebleu_to_the_last_bit(texts):
+    hypotheses, references = texts
+    expected = sacrebleu.CHRF().corpus_score(hypotheses, streams(references)).score
+    statistics = metrics.chrf_statistics(hypotheses, references)
+    assert metrics.chrf_from_statistics(statistics.sum(0)) == expected
+
+
+def test_signatures_are_those_of_sacrebleu_and_tell_orders_and_references_apart():
+    bleu = f"case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    chrf = f"case:mixed|eff:yes|nc:6|nw:0|space:no|version:{sacrebleu.__version__}"
+    assert metrics.bleu_signature(["a", "b"]) == f"nrefs:1|{bleu}"
+    assert metrics.bleu_signature(["a"], max_order=1) == f"order:1|nrefs:1|{bleu}"
+    assert metrics.bleu_signature([["a", "b"], ["a"]]) == f"nrefs:var|{bleu}"
+    assert metrics.chrf_signature([["a", "b"]]) == f"nrefs:2|{chrf}"
+
+
+def test_an_empty_answer_scores_nothing_and_the_reference_itself_everything():
+    text = ["the cat sat on the mat near the door.", "no, it did not; a dog was there."]
+    vectors = metrics.train_vectors(text, size=5)
+    made = {
+        "bleu": metrics.bleu_statistics,
+        "chrf": metrics.chrf_statistics,
+        "rougeLsum": lambda *texts: metrics.rouge_statistics(*texts)["rougeLsum"],
+        "cider": lambda *texts: metrics.cider_statistics(*texts) / [10, 1],
+        "embedding_average": lambda *texts: metrics.embedding_statistics(*texts, vectors)[
+            "embedding_average"
+        ],
+    }
+    for name, make in made.items():
+        assert metrics.score(name, make(["", ""], text)) == 0
+        assert metrics.score(name, make(text, text)) == pytest.approx(100)
+
+
+@few
+@given(examples)
+def test_rouge_is_the_best_f_over_references(texts):
+    statistics = metrics.rouge_statistics(*texts)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    for name in scorer.rouge_types:
+        best = [
+            max(scorer.score(reference, hypothesis)[name].fmeasure for reference in references)
+            for hypothesis, references in zip(*texts, strict=True)
+        ]
+        np.testing.assert_allclose(statistics[name][:, 0], best)
+
+
+def test_rouge_l_is_the_longest_common_subsequence_of_stems():
+    """Of 3 and 4 words, 2 follow each other in both: police and kill, once stemmed."""
+    (f, count), *_ = metrics.rouge_statistics(
+        ["police kill gunman"], ["the gunman polices killing"]
+    )["rougeL"]
+    assert count == 1
+    assert f == pytest.approx(2 * 2 / (3 + 4))
+
+
+def test_rouge_lsum_takes_sentences_in_any_order_and_rouge_l_does_not(offline):
+    made = metrics.rouge_statistics(['He left. "Why?" I asked.'], ["Why? I asked. He left."])
+    assert made["rougeLsum"][0, 0] == 1
+    assert made["rougeL"][0, 0] < 1
+
+
+def test_sentences_end_at_marks_before_spaces_and_newlines_stay():
+    text = 'Version 2.6 came. "Really?" she said!\nYes'
+    assert metrics.split_sentences(text).split("\n") == [
+        "Version 2.6 came.",
+        '"Really?"',
+        "she said!",
+        "Yes",
+    ]
+
+
+def naive_meteor(hypothesis, reference):
+    """Match equal words, then equal stems, each from the last word backwards."""
+    stem = PorterStemmer().stem
+    matches, free = {}, set(range(len(reference)))
+    for form in (str, stem):
+        for i in reversed(range(len(hypothesis))):
+            same = [j for j in free if form(reference[j]) == form(hypothesis[i])]
+            if i not in matches and same:
+                matches[i] = max(same)
+                free.remove(max(same))
+    if not matches:
+        return 0.0
+    precision, recall = len(matches) / len(hypothesis), len(matches) / len(reference)
+    f = precision * recall / (0.9 * precision + 0.1 * recall)
+    steps = pairwise(sorted(matches.items()))
+    chunks = 1 + sum((i + 1, j + 1) != following for (i, j), following in steps)
+    return f * (1 - 0.5 * (chunks / len(matches)) ** 3)
+
+
+@few
+@given(examples)
+def test_meteor_without_wordnet_is_its_definition(texts):
+    expected = [
+        max(naive_meteor(metrics.words(hypothesis), metrics.words(each)) for each in references)
+        for hypothesis, references in zip(*texts, strict=True)
+    ]
+    made = metrics.meteor_no_wordnet_statistics(*texts)
+    np.testing.assert_allclose(made[:, 0], expected)
+
+
+def test_meteor_without_wordnet_matches_stems_not_synonyms_and_asks_for_no_data(offline):
+    made = metrics.meteor_no_wordnet_statistics(["running", "car"], ["runs", "automobile"])
+    np.testing.assert_allclose(made[:, 0], [0.5, 0])
+    assert metrics.meteor_no_wordnet_signature().startswith("exact+porter, no synonyms|")
+
+
+@few
+@given(examples)
+def test_cider_is_that_of_the_coco_evaluation(texts):
+    cut = [[" ".join(metrics.words(text)) for text in texts[0]]]
+    cut += [[[" ".join(metrics.words(each)) for each in references] for references in texts[1]]]
+    made = metrics.cider_statistics(*texts)
+    if not any(text for references in cut[1] for text in references):
+        assert not made[:, 0].any()  # where the oracle stops at max of nothing
+        return
+    numbered = (dict(enumerate(cut[1])), {i: [h] for i, h in enumerate(cut[0])})
+    np.testing.assert_allclose(made[:, 0], Cider().compute_score(*numbered)[1], atol=1e-12)
+
+
+def test_cider_of_one_example_is_nothing_since_no_word_tells_it_from_others():
+    assert metrics.score("cider", metrics.cider_statistics(["a b"], ["a b"])) == 0
+
+
+def naive_similarities(left, right):
+    cosines = cosine_similarity(left, right)
+    extrema = [[max(column, key=abs) for column in rows.T] for rows in (left, right)]
+    return [
+        cosine_similarity([left.mean(0)], [right.mean(0)])[0, 0],
+        (np.mean([max(row) for row in cosines]) + np.mean([max(c) for c in cosines.T])) / 2,
+        cosine_similarity([extrema[0]], [extrema[1]])[0, 0],
+    ]
+
+
+def test_embedding_similarities_are_their_definitions():
+    draw = np.random.default_rng(3)
+    vectors = {word: draw.standard_normal(5) for word in "abcdefg"}
+    for _ in range(50):
+        left, right = ("".join(draw.choice(list("abcdefg"), draw.integers(1, 6))) for _ in "lr")
+        made = metrics.embedding_statistics([" ".join(left)], [" ".join(right)], vectors)
+        rows = [np.array([vectors[word] for word in side]) for side in (left, right)]
+        scores = [made[name][0, 0] for name in metrics.EMBEDDING]
+        np.testing.assert_allclose(scores, naive_similarities(*rows))
+
+
+def test_words_without_vectors_are_passed_over_and_the_best_reference_counts():
+    vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
+    made = metrics.embedding_statistics(["a x", "x"], [["b", "a y"], ["x"]], vectors)
+    np.testing.assert_allclose(made["embedding_average"], [[1, 1], [0, 1]])
+
+
+def test_trained_vectors_reproduce_the_positive_pointwise_information():
+    texts, window = ["a b a c d", "d c c", "b e", "e"], 2
+    lines = [text.split() for text in texts]
+    met = Counter()
+    for line in lines:
+        for i, word in enumerate(line):
+            met.update((word, other) for other in line[max(0, i - window) : i])
+            met.update((word, other) for other in line[i + 1 : i + 1 + window])
+    alone = Counter()
+    for (word, _), count in met.items():
+        alone[word] += count
+    total = sum(met.values())
+    information = np.zeros((5, 5))
+    for (word, other), count in met.items():
+        ratio = count * total / (alone[word] * alone[other])
+        information["abcde".index(word), "abcde".index(other)] = max(0, np.log(ratio))
+    left, singular, _ = np.linalg.svd(information)
+    vectors = metrics.train_vectors(texts, size=5, window=window)
+    points = np.array([vectors[word] for word in "abcde"])
+    np.testing.assert_allclose(points @ points.T, left * singular @ left.T, atol=1e-6)
+
+
+def test_trained_vectors_are_repeatable_and_put_like_words_together():
+    draw = np.random.default_rng(0)
+    nouns, verbs = ["cat", "dog", "cow"], ["eats", "sees"]
+    texts = [f"the {draw.choice(nouns)} {draw.choice(verbs)} grass ." for _ in range(200)]
+    vectors, again = metrics.train_vectors(texts, size=4), metrics.train_vectors(texts, size=4)
+    assert all((vectors[word] == again[word]).all() for word in vectors)
+    like = cosine_similarity([vectors["cat"]], [vectors["dog"], vectors["eats"]])[0]
+    assert like[0] > like[1] + 0.1
+
+
+def test_training_vectors_on_no_words_is_an_error():
+    with pytest.raises(UserError, match="no words to train vectors on"):
+        metrics.train_vectors(["", " "])
+
+
+def test_a_signature_says_what_it_takes_to_repeat_the_figure():
+    vectors = metrics.train_vectors(["a b c"], size=2)
+    assert metrics.vectors_signature(vectors) == "ppmi+svd of the training split|words:3|size:2"
+    assert metrics.cider_signature().startswith("cider-d|n:4|sigma:6|")
+    assert metrics.rouge_signature().startswith("F|stem:porter|")
