@@ -1,0 +1,329 @@
+"""From logits to outputs: Y = softmax(S(X) + mask) G(X), heads concatenated, then one projection.
+
+The plain path, and the only place with a mask, a softmax, a dropout of weights and a use of values.
+
+    x               (B, T, D)                the tokens that look
+    attention_mask  (B, S)                   True or 1 where a token is real
+    position_ids    (S,) or (B, S)           where the tokens stand; by default the mask is counted
+    bias            broadcast to (B, H, T, S)  added to the logits with weight one
+    cache           what earlier calls saw: S is then the cached tokens and x's T, in this order
+
+Causality compares slots, tables compare positions: so a padded or cached sequence gets the logits
+of the same sequence alone. Letters as in synthesis.py.
+"""
+
+from typing import Protocol, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synthesizer.errors import UserError
+from synthesizer.synthesis import DotProduct, Size, build_synthesis
+
+
+class Cache(Protocol):
+    """What decoding remembers of one layer."""
+
+    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
+        ...
+
+    def get_seq_length(self) -> int:
+        """How many tokens are remembered."""
+        ...
+
+
+class ValueCache:
+    """Values, and keys only where a dot product needs them."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        self.keys = append(self.keys, keys)
+        self.values = values = append(self.values, values)
+        return self.keys, values
+
+    def get_seq_length(self) -> int:
+        return 0 if self.values is None else self.values.shape[-2]
+
+
+class SyntheticAttention(nn.Module):
+    """Self-attention whose logits are synthesized as the spec says."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_len: int,
+        synthesis: str = "random+dot",
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size = Size(d_model, num_heads, max_len)
+        self.synthesis = build_synthesis(synthesis, self.size)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.causal = causal
+        self.dropout = dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        output, _ = self.attend(
+            x,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            bias=bias,
+            cache=cache,
+        )
+        return output
+
+    def attend(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        check_tokens(x, self.size.d_model)
+        keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
+        if cache is not None:
+            keys, values = cache.update(keys, values)
+        weights = self._weights(x, keys, values.shape[-2], attention_mask, position_ids, bias)
+        shared = self.synthesis.looks_at == "nothing"
+        dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared)
+        return self.output(look(dropped, values)), weights
+
+    def weights(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
+        check_tokens(x, self.size.d_model)
+        keys = self.synthesis.keys(x)
+        weights = self._weights(x, keys, x.shape[1], attention_mask, position_ids, bias)
+        return weights.expand(x.shape[0], -1, -1, -1)
+
+    def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
+        """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
+        check_tokens(x, self.size.d_model)
+        num_keys = x.shape[1]
+        self._check(x.shape[0], num_keys, None, position_ids)
+        positions = locate(None, position_ids, num_keys, x.device)
+        return self.synthesis(x, self.synthesis.keys(x), positions, positions)
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another longest sequence, keeping what was learned."""
+        self.size = Size(self.size.d_model, self.size.num_heads, max_len)
+        self.synthesis.resize(max_len)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
+
+    def _weights(
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        num_keys: int,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        self._check(x.shape[0], num_keys, attention_mask, position_ids)
+        num_queries = x.shape[1]
+        key_positions = locate(attention_mask, position_ids, num_keys, x.device)
+        positions = key_positions[..., num_keys - num_queries :]
+        logits = self.synthesis(x, keys, positions, key_positions)  # (B or 1, H, T, S)
+        if bias is not None:
+            logits = logits + bias
+        return masked_softmax(
+            logits, visible_keys(attention_mask, self.causal, num_queries, num_keys, x.device)
+        )
+
+    def _check(
+        self,
+        batch: int,
+        num_keys: int,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> None:
+        if num_keys > self.size.max_len:
+            raise too_long(num_keys, self.size.max_len)
+        if attention_mask is not None:
+            check_mask(attention_mask, batch, num_keys)
+        if position_ids is not None:
+            check_positions(position_ids, batch, num_keys, self.size.max_len)
+
+
+class CrossAttention(nn.Module):
+    """Dot-product attention from one sequence to another: the paper never synthesizes this one."""
+
+    def __init__(self, d_model: int, num_heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.size = Size(d_model, num_heads, max_len=1)
+        self.synthesis = DotProduct(self.size)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.dropout = dropout
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What is looked at, computed once per memory (B, S, D): keys and values (B, H, S, K)."""
+        values = split_heads(self.value(memory), self.size.num_heads)
+        return self.synthesis.keys(memory), values
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        output, _ = self.attend(x, keys, values, attention_mask=attention_mask)
+        return output
+
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout."""
+        num_keys = keys.shape[-2]
+        if attention_mask is not None:
+            check_mask(attention_mask, x.shape[0], num_keys)
+        visible = visible_keys(attention_mask, False, x.shape[1], num_keys, x.device)
+        weights = masked_softmax(self.synthesis(x, keys, None, None), visible)
+        dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared=False)
+        return self.output(look(dropped, values)), weights
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, S, D) -> (B, H, S, K)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def locate(
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    num_keys: int,
+    device: torch.device,
+) -> Tensor:
+    """Where every token looked at stands: as told, or by counting the real tokens before it.
+
+    A hidden token keeps its slot's number: nobody looks at it, and right padding moves nobody.
+    """
+    if position_ids is not None:
+        return position_ids
+    slots = torch.arange(num_keys, device=device)
+    if attention_mask is None or _hides_only_the_end(attention_mask):
+        return slots
+    real = attention_mask.bool()
+    return torch.where(real, real.cumsum(-1) - 1, slots)
+
+
+def visible_keys(
+    attention_mask: Tensor | None,
+    causal: bool,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> Tensor | None:
+    """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
+    visible = None if attention_mask is None else attention_mask.bool()[:, None, None]
+    if causal:
+        slots = torch.arange(num_keys, device=device)
+        past = slots <= slots[num_keys - num_queries :, None]  # (T, S)
+        visible = past[None, None] if visible is None else visible & past
+    return visible
+
+
+def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax over the visible keys; hidden keys get exactly zero, so a row with none is zero."""
+    if visible is None:
+        return logits.softmax(-1)
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
+
+
+def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:
+    """Drop weights at random; where the tokens have no say, one draw serves the whole batch."""
+    if rate == 0.0:
+        return weights
+    if not shared:
+        return F.dropout(weights, rate)
+    return weights * F.dropout(torch.ones_like(weights[:1]), rate)
+
+
+def look(weights: Tensor, values: Tensor) -> Tensor:
+    """Sum the values by their weights, heads side by side: (B, T, D)."""
+    return torch.einsum("bhts,bhsk->bthk", weights.to(values.dtype), values).flatten(-2)
+
+
+def too_long(length: int, max_len: int) -> UserError:
+    """The error for a sequence that no table has positions for."""
+    return UserError(
+        f"a sequence of {length} tokens met a model built for max_len={max_len}; "
+        "truncate the data, raise max_len, or resize the model"
+    )
+
+
+def check_tokens(x: Tensor, d_model: int) -> None:
+    """Refuse what is no batch of sequences of this width."""
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
+    if x.shape[1] == 0:
+        raise UserError("x has no tokens; give each sequence at least one")
+
+
+def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
+    """Refuse a mask that does not say of each token whether it is real."""
+    if attention_mask.shape != (batch, num_keys):
+        raise UserError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; "
+            f"expected ({batch}, {num_keys}), True where a token is real, cached tokens included"
+        )
+
+
+def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: int) -> None:
+    """Refuse positions of the wrong shape, or (where values can be read) outside the tables."""
+    if position_ids.shape not in ((num_keys,), (1, num_keys), (batch, num_keys)):
+        raise UserError(
+            f"position_ids has shape {tuple(position_ids.shape)}; "
+            f"expected ({num_keys},) or ({batch}, {num_keys})"
+        )
+    if torch.compiler.is_compiling() or position_ids.is_meta or position_ids.numel() == 0:
+        return
+    low, high = int(position_ids.min()), int(position_ids.max())
+    if low < 0 or high >= max_len:
+        raise UserError(
+            f"position_ids run from {low} to {high} in a model built for max_len={max_len}; "
+            f"keep them between 0 and {max_len - 1}"
+        )
+
+
+def _hides_only_the_end(attention_mask: Tensor) -> bool:
+    """Whether this is plain right padding, where it may be asked: then positions are shared."""
+    if torch.compiler.is_compiling() or attention_mask.is_meta:
+        return False
+    real = attention_mask.bool()
+    return bool((real[:, 1:] <= real[:, :-1]).all())
+
+
+@overload
+def append(old: Tensor | None, new: Tensor) -> Tensor: ...
+@overload
+def append(old: Tensor | None, new: None) -> None: ...
+def append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What a cache of (B, H, S, n) holds after new tokens; nothing stays nothing."""
+    return new if old is None or new is None else torch.cat([old, new], dim=-2)
