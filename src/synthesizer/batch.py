@@ -37,7 +37,7 @@ class Ragged:
     offsets: Array  # (lists + 1,)
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int]]) -> "Ragged":
+    def of(cls, lists: Iterable[Sequence[int] | Array]) -> "Ragged":
         """Put lists end to end."""
         arrays = [np.asarray(numbers, dtype=np.int32) for numbers in lists]
         lengths = np.array([len(array) for array in arrays], dtype=np.int64)
@@ -49,6 +49,10 @@ class Ragged:
 
     def __getitem__(self, place: int) -> Array:
         return self.flat[self.offsets[place] : self.offsets[place + 1]]
+
+    def take(self, places: Sequence[int]) -> "Ragged":
+        """Some of the lists, in the order asked."""
+        return Ragged.of([self[place] for place in places])
 
     @property
     def lengths(self) -> Array:
@@ -100,15 +104,16 @@ def silence(batch: Batch) -> Batch:
     return replace(batch, inputs=inputs, num_targets=0, num_tokens=0, indices=())
 
 
-def num_windows(tokens: int, length: int) -> int:
-    """How many windows show a stream of so many tokens; each begins with the last one's end."""
-    return max(0, -(-(tokens - 1) // (length - 1)))
+def num_windows(tokens: int, stride: int) -> int:
+    """How many windows show a stream of so many tokens; one left-over token makes none."""
+    return -(-(tokens - 1) // stride)
 
 
-def window(stream: Array, place: int, length: int) -> Array:
-    """The place-th window: each token of the stream but the first is predicted exactly once."""
-    begin = place * (length - 1)
-    return stream[begin : begin + length]
+def window(stream: Array, place: int, *, length: int, stride: int) -> Array:
+    """The place-th window. With a stride of length - 1 it begins with the last token of the one
+    before, so that each token of the stream but the first is predicted exactly once.
+    """
+    return stream[place * stride : place * stride + length]
 
 
 def corrupted_lengths(tokens: int) -> tuple[int, int]:

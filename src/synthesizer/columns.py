@@ -195,7 +195,7 @@ def infer_labels(values: Iterable[str], column: str) -> tuple[str, ...]:
             "set data.columns.label"
         )
     numeric = all(value.removeprefix("-").isdecimal() for value in distinct)
-    return tuple(sorted(distinct, key=int if numeric else None))  # type: ignore[type-var]
+    return tuple(sorted(distinct, key=int if numeric else None))
 
 
 def cut_splits(keys: Iterable[str], missing: list[str], share: float) -> dict[bytes, str]:

@@ -46,7 +46,7 @@ class Data(_Part):
     validation: Files | None = None
     test: Files | None = None
     builtin: str | None = None  # a corpus of synthesizer.corpora
-    local: str | None = None  # a folder under SYNTHESIZER_DATA with a copy of the hub's set
+    local: Files | None = None  # folders under SYNTHESIZER_DATA, the first one there serves
     hub: str | None = None  # a Hugging Face data set
     config: str | None = None  # which configuration of it
     splits: dict[str, str] = {}  # our split -> the set's own name for it
@@ -56,6 +56,7 @@ class Data(_Part):
     labels: tuple[str, ...] = ()  # names in order of their numbers; inferred when empty
     header: bool | None = None  # of csv and tsv; inferred when absent
     prefix: str = ""  # written before every source text
+    keep_blank: bool = False  # an empty document is a document, as WikiText's blank lines
     streaming: bool = False  # read train block by block instead of at once
     holdout: Share = 0.05  # share of train that each missing split is cut from it
     skip_bad: bool = False
@@ -80,8 +81,8 @@ class Model(_Part):
     num_layers: Positive = 2
     num_decoder_layers: Positive | None = None  # as num_layers
     d_ff: Positive | None = None  # 4 d_model
-    max_len: Positive = 128
-    decoder_max_len: Positive | None = None  # as max_len
+    max_len: Annotated[int, Field(ge=2)] = 128
+    decoder_max_len: Annotated[int, Field(ge=2)] | None = None  # as max_len
     norm: Literal["layer", "rms"] = "layer"
     norm_position: Literal["pre", "post"] = "pre"
     activation: Literal["relu", "gelu"] = "relu"

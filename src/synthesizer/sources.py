@@ -236,24 +236,27 @@ def _from_corpus(name: str) -> Source:
 
 
 def _find_local(data: Data, folder: Path | None) -> Source | None:
-    """A copy under SYNTHESIZER_DATA that has a train split, if there is one."""
-    place = local_folder(data, folder)
-    if place is None or not place.is_dir():
-        if data.local and not data.hub:
-            raise UserError(
-                f"data.local is {data.local}, which is not in SYNTHESIZER_DATA "
-                f"({folder or 'not set'}); correct either"
+    """The first copy under SYNTHESIZER_DATA that has a train split, if there is one."""
+    for place in local_folders(data, folder):
+        if not place.is_dir():
+            continue
+        found = {split: _split_files(place, data.splits.get(split, split)) for split in SPLITS}
+        present = {split: paths for split, paths in found.items() if paths}
+        if "train" in present:
+            return Source(
+                origin=f"local copy {place}",
+                fingerprint=_digest(path for paths in present.values() for path in paths),
+                splits={
+                    split: partial(_read_each, paths, data.header)
+                    for split, paths in present.items()
+                },
             )
-        return None
-    found = {split: _split_files(place, data.splits.get(split, split)) for split in SPLITS}
-    if not found["train"]:
-        return None
-    present = {split: paths for split, paths in found.items() if paths}
-    return Source(
-        origin=f"local copy {place}",
-        fingerprint=_digest(path for paths in present.values() for path in paths),
-        splits={split: partial(_read_each, paths, data.header) for split, paths in present.items()},
-    )
+    if data.local and not data.hub:
+        raise UserError(
+            f"data.local is {data.local!r}, and no such folder with a train split is in "
+            f"SYNTHESIZER_DATA ({folder or 'not set'}); correct either, or set data.train=FILE"
+        )
+    return None
 
 
 def _read_each(paths: list[Path], header: bool | None) -> Iterator[Row]:
@@ -261,12 +264,13 @@ def _read_each(paths: list[Path], header: bool | None) -> Iterator[Row]:
         yield from read_files((path,), header=header)
 
 
-def local_folder(data: Data, folder: Path | None) -> Path | None:
-    """Where a local copy would be: data.local, else the hub's own name and configuration."""
-    name = data.local or "_".join([*(data.hub or "").split("/")[-1:], *filter(None, [data.config])])
-    if data.local and Path(data.local).is_dir():
-        return Path(data.local)
-    return folder / name if folder and name else None
+def local_folders(data: Data, folder: Path | None) -> list[Path]:
+    """Where a local copy may be: data.local, else the hub's own name and configuration."""
+    own = "_".join([*(data.hub or "").split("/")[-1:], *filter(None, [data.config])])
+    local = data.local or own
+    names = (local,) if isinstance(local, str) else local
+    near = [Path(name) for name in names if name and data.local and Path(name).is_dir()]
+    return near + [folder / name for name in names if folder and name]
 
 
 def _split_files(place: Path, split: str) -> list[Path]:
@@ -282,7 +286,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         loaded = datasets.load_dataset(data.hub, data.config, streaming=data.streaming)
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
-        place = local_folder(data, folder) or f"$SYNTHESIZER_DATA/{local_folder(data, Path())}"
+        place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
             f"cannot load {name} from the hub ({cause}); these files would serve instead: "
             f"{place}/{{train,validation,test}}.parquet (SYNTHESIZER_DATA names the folder of "

@@ -4,8 +4,9 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -24,16 +25,21 @@ def sentinel(number: int) -> str:
     return f"<extra_id_{number}>"
 
 
-def train_tokenizer(
-    text: Text, sides: list[Iterable[str]], *, opening: str = "", closing: str = EOS, sentinels: int
-) -> PreTrainedTokenizerFast:
-    """Learn a vocabulary from one or two sides (source, target) of the training texts.
+class Template(NamedTuple):
+    """The special tokens that begin and end each encoded text, and how many sentinels there are."""
 
-    Each encoded text begins with `opening` and ends with `closing`, where not empty.
-    """
-    special = [PAD, EOS, UNK, CLS, *(sentinel(number) for number in range(sentinels))]
+    opening: str = ""
+    closing: str = EOS
+    sentinels: int = 0
+
+
+def train_tokenizer(
+    text: Text, sides: Sequence[Iterable[str]], template: Template = Template()
+) -> PreTrainedTokenizerFast:
+    """Learn a vocabulary from one or two sides (source, target) of the training texts."""
+    special = [PAD, EOS, UNK, CLS, *(sentinel(number) for number in range(template.sentinels))]
     separate = text.share == "separate" and len(sides) > 1
-    parts = sides if separate else [itertools.chain.from_iterable(sides)]
+    parts: Sequence[Iterable[str]] = sides if separate else [itertools.chain.from_iterable(sides)]
     size = (text.vocab_size - len(special)) // len(parts)
     if text.kind != "byte" and size < (256 if text.kind == "bpe" else 1):
         raise UserError(
@@ -47,7 +53,7 @@ def train_tokenizer(
     else:
         tokenizer = _pieces(special, parts, size)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=" ".join(filter(None, [opening, "$A", closing])),
+        single=" ".join(filter(None, [template.opening, "$A", template.closing])),
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in special[:4]],
     )
     return wrap(tokenizer)
@@ -93,16 +99,30 @@ def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
-    """The token numbers of each text, with what the tokenizer puts before and after it."""
+def encode(
+    tokenizer: PreTrainedTokenizerFast, texts: list[str], *, closed: bool = False
+) -> list[list[int]]:
+    """The token numbers of each text, with what the tokenizer puts before and after it.
+
+    `closed` adds the end of text where the tokenizer (one of the user's, maybe) did not.
+    """
     ids: list[list[int]] = tokenizer(texts, return_attention_mask=False)["input_ids"]
-    return ids
-
-
-def end_with_eos(tokenizer: PreTrainedTokenizerFast, ids: list[list[int]]) -> list[list[int]]:
-    """Close each list with the end of text, unless the tokenizer already did."""
     eos = tokenizer.eos_token_id
-    return [tokens if tokens and tokens[-1] == eos else [*tokens, eos] for tokens in ids]
+    return [[*tokens, eos] if closed and tokens[-1:] != [eos] else tokens for tokens in ids]
+
+
+def encode_documents(
+    tokenizer: PreTrainedTokenizerFast, documents: list[str]
+) -> list[tuple[list[int], list[int]]]:
+    """Of each document the bare token numbers, and the character at which each token starts."""
+    encoded = tokenizer(
+        documents,
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+    )
+    starts = [[start for start, _ in offsets] for offsets in encoded["offset_mapping"]]
+    return list(zip(encoded["input_ids"], starts, strict=True))
 
 
 def byte_alphabet() -> list[str]:
@@ -118,7 +138,7 @@ def _bytes(special: list[str]) -> Tokenizer:
     return _byte_level(Tokenizer(models.BPE(vocab=vocabulary, merges=[])), special, regex=False)
 
 
-def _pieces(special: list[str], parts: list[Iterable[str]], size: int) -> Tokenizer:
+def _pieces(special: list[str], parts: Sequence[Iterable[str]], size: int) -> Tokenizer:
     """Byte-level BPE; the merges of several parts stand one after the other."""
     merges: dict[tuple[str, str], None] = {}
     for part in parts:
@@ -147,7 +167,7 @@ def _byte_level(tokenizer: Tokenizer, special: list[str], *, regex: bool) -> Tok
     return tokenizer
 
 
-def _words(special: list[str], parts: list[Iterable[str]], size: int) -> Tokenizer:
+def _words(special: list[str], parts: Sequence[Iterable[str]], size: int) -> Tokenizer:
     """Words between spaces, the most frequent of each part; the others are <unk>."""
     words: dict[str, None] = {}
     for part in parts:
