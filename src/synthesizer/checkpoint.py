@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, with a checksum of all it holds inside it.
 
-    step-500.safetensors      weights, optimizer and state: what a resume needs
-    best-500.safetensors      the weights of the best evaluation so far
-    best, last, averaged      the weights that a finished run offers
+step-500.safetensors      weights, optimizer and state: what a resume needs
+best-500.safetensors      the weights of the best evaluation so far
+best, last, averaged      the weights that a finished run offers
 """
 
 import errno

@@ -38,9 +38,7 @@ class Lines:
     """One plain line per message."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
-        self.say(
-            f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left"
-        )
+        self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
 
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")

@@ -115,7 +115,11 @@ class Run:
 
     def write(self, name: str, text: str) -> None:
         """Put a text file in its place at once."""
-        write_atomically(self.path / name, lambda path: _write_bytes(path, text.encode()))
+
+        def fill(path: Path) -> None:
+            path.write_text(text, encoding="utf-8")
+
+        write_atomically(self.path / name, fill)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put arrays in their place at once, as a compressed .npz."""
@@ -156,8 +160,14 @@ class Run:
             ) from None
 
 
+def default_path(recipe: Recipe) -> Path:
+    """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
+    specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
+    return Path("runs") / recipe.name / "--".join(specs).replace(":", "_") / f"seed{recipe.seed}"
+
+
 def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a file beside its place, then move it there; on failure the old one stays."""
+    """Let `fill` write beside the place, then move it there; on failure the old file stays."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         fill(beside)
@@ -193,10 +203,6 @@ def _git(home: Path, *words: str) -> str | None:
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

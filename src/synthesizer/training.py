@@ -6,7 +6,7 @@ that is random in a step is drawn from (seed, batch, process): a resume needs no
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +35,7 @@ from synthesizer.checkpoint import (
     prune,
     write_checkpoint,
 )
+from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
@@ -63,7 +64,9 @@ class State:
     waited: int = 0  # evaluations since the best
 
 
-def fit(recipe: Recipe, run: Run, progress: Progress | None = None) -> dict[str, Any]:
+def fit(
+    recipe: Recipe, run: Run, progress: Progress | None = None, *, tensorboard: bool = False
+) -> dict[str, Any]:
     """Train a recipe to its last step, resuming what run holds; return the result."""
     run.claim(recipe)
     if run.is_finished:
@@ -77,6 +80,8 @@ def fit(recipe: Recipe, run: Run, progress: Progress | None = None) -> dict[str,
     with Interruption() as interruption:
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.resume()
+        if tensorboard and accelerator.is_main_process:
+            loop.curves = Curves(run.path / "tensorboard", loop.state.step)
         loop.train(interruption)
         interruption.stops_at_once = True
         if not accelerator.is_main_process:
@@ -103,6 +108,7 @@ class Loop:
             model, build_optimizer(model, recipe.train)
         )
         self.saved_step = 0
+        self.curves: Curves | None = None
         self.forward = torch.compile(self.model) if recipe.train.compile else self.model
 
     def resume(self) -> None:
@@ -123,7 +129,7 @@ class Loop:
     def train(self, interruption: Interruption) -> None:
         """Take the steps that are left, logging, evaluating and saving on the way."""
         train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
-        batches = self._batches()
+        batches = self.batches()
         pace = Pace(state.step)
         while state.step < train.steps and not self._is_out_of_patience():
             begin = time.perf_counter()
@@ -189,7 +195,8 @@ class Loop:
             prune(folder, "best", [self.state.best_step])
         self.saved_step = self.state.step
 
-    def _batches(self) -> Iterator[list[Batch]]:
+    def batches(self) -> Iterator[list[Batch]]:
+        """What each step that is left is fed."""
         train, accelerator = self.recipe.train, self.accelerator
         batches = self.task.train_batches(
             self.state.step * train.accumulate,
@@ -229,10 +236,15 @@ class Loop:
         }
         seconds, tokens = pace.lap()
         if self.accelerator.is_main_process:
-            self.run.log(state.step, values)
+            self._record(values)
             self.run.log_time(state.step, {"seconds": seconds, "tokens": tokens})
         left = pace.seconds_per_step(state.step) * (train.steps - state.step)
         self.progress.show(state.step, train.steps, loss, tokens / max(seconds, 1e-9), left)
+
+    def _record(self, values: Mapping[str, object]) -> None:
+        self.run.log(self.state.step, values)
+        if self.curves is not None:
+            self.curves.add(self.state.step, values)
 
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
@@ -247,7 +259,7 @@ class Loop:
             state.waited += 1
         weights = self._weights() if better else {}
         if self.accelerator.is_main_process:
-            self.run.log(state.step, {"validation": scores.metrics})
+            self._record({"validation": scores.metrics})
             self.progress.say(f"step {state.step}  validation {task.main_metric} {value:.4f}")
             if better:
                 tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
@@ -271,7 +283,9 @@ class Loop:
 
     def _diverged(self) -> UserError:
         good = numbered(self.run.checkpoints, "step")
-        kept = f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
+        kept = (
+            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
+        )
         return UserError(
             f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
             f"{self.state.step + 1}; {kept}; lower train.lr or train.table_rate"

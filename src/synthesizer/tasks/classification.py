@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Batch, label_batch, silence
-from synthesizer.cache import Entry
 from synthesizer.columns import infer_labels, label_number, label_of, text_of
+from synthesizer.encoded import Entry
 from synthesizer.metrics import (
     accuracy_statistics,
     confusion_statistics,

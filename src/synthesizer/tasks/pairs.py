@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Batch, Ragged, pair_batch, silence
-from synthesizer.cache import Entry
+from synthesizer.encoded import Entry
 from synthesizer.metrics import score, train_vectors
 from synthesizer.order import Order, in_order, share
 from synthesizer.recipe import Recipe

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Ragged
-from synthesizer.cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.columns import Faults, cut_splits, hash_text, infer_columns, read_rows
+from synthesizer.encoded import Entry, cache_folder, cache_key, fetch
 from synthesizer.errors import UserError
 from synthesizer.recipe import Data, Recipe
 from synthesizer.sources import SPLITS, Row, Source, data_folder, open_source

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import IGNORED, Batch, Ragged, probe_batch, silence
-from synthesizer.cache import Entry
 from synthesizer.columns import BadRow, text_of
+from synthesizer.encoded import Entry
 from synthesizer.errors import UserError
 from synthesizer.metrics import score
 from synthesizer.order import Order, in_order, share

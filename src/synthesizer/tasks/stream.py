@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import num_windows
-from synthesizer.cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.columns import text_of
+from synthesizer.encoded import Entry, cache_folder, cache_key, fetch
 from synthesizer.errors import UserError
 from synthesizer.metrics import bigram_statistics, fit_bigram, score
 from synthesizer.order import Order

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Batch
-from synthesizer.cache import Entry
 from synthesizer.columns import Faults, read_rows
+from synthesizer.encoded import Entry
 from synthesizer.errors import UserError
 from synthesizer.metrics import (
     GLUE,
