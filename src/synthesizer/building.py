@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,16 +33,18 @@ def build_config(
 ) -> SynthesizerConfig:
     """The settings of a recipe's model."""
     return SynthesizerConfig(
-        **recipe.model.model_dump(),
+        **_chosen(recipe),
         vocab_size=len(tokenizer),
-        synthesis=recipe.synthesis,
-        decoder_synthesis=recipe.decoder_synthesis,
-        label_smoothing=recipe.train.label_smoothing,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.eos_token_id,
         **({} if labels is None else _named(labels)),
     )
+
+
+def rough_config(recipe: Recipe) -> SynthesizerConfig:
+    """The settings as far as they are known without data."""
+    return SynthesizerConfig(**_chosen(recipe), vocab_size=recipe.text.vocab_size)
 
 
 def build_model(
@@ -115,6 +118,16 @@ def unique_weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in named.items():
         first.setdefault(id(tensor), name)
     return {name: named[name].detach() for name in first.values()}
+
+
+def _chosen(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says of the model."""
+    return {
+        **recipe.model.model_dump(),
+        "synthesis": recipe.synthesis,
+        "decoder_synthesis": recipe.decoder_synthesis,
+        "label_smoothing": recipe.train.label_smoothing,
+    }
 
 
 def _has_twin(model: nn.Module, name: str, given: Mapping[str, object]) -> bool:

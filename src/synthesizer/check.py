@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 
-from synthesizer.building import build_config
+from synthesizer.building import build_config, rough_config
+from synthesizer.config import SynthesizerConfig
 from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
+from synthesizer.errors import UserError
 from synthesizer.progress import Quiet, clock
 from synthesizer.recipe import Recipe, dump
 from synthesizer.run import Run
@@ -24,22 +26,30 @@ def describe(recipe: Recipe) -> Iterator[str]:
     """Lines about a recipe, each as soon as it is known."""
     yield dump(recipe).rstrip()
     yield ""
-    task = build_task(recipe)
+    try:
+        task = build_task(recipe)
+    except UserError:
+        yield "the data cannot be read; with a vocabulary as large as text.vocab_size:"
+        yield from _cost(rough_config(recipe))
+        raise
     yield "data"
     for key, value in task.report.items():
         yield f"  {key}: {value}"
-    config = build_config(recipe, task.tokenizer, task.labels)
+    yield from _cost(build_config(recipe, task.tokenizer, task.labels))
+    seconds, threads = time_step(recipe, task), torch.get_num_threads()
+    yield (
+        f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
+        f"({seconds * 1000:.0f} ms each, threads: {threads}; evaluation comes on top)"
+    )
+
+
+def _cost(config: SynthesizerConfig) -> Iterator[str]:
     yield "parameters"
     for part, count in count_parameters(sketch(config)).items():
         yield f"  {part}: {count:,}"
     yield f"FLOPs per token, forward at full length: {flops_per_token(config):,.0f}"
     cached = cache_bytes_per_token(config)
     yield f"cache bytes per token: {'nothing is decoded' if cached is None else f'{cached:,}'}"
-    seconds = time_step(recipe, task)
-    yield (
-        f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
-        f"({seconds * 1000:.0f} ms each, {torch.get_num_threads()} threads; evaluation comes on top)"
-    )
 
 
 def time_step(recipe: Recipe, task: Task) -> float:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from synthesizer.errors import UserError
@@ -38,9 +39,8 @@ def list_variants() -> None:
 
     table = Table("name", "paper", "logits", "parameters", "looks at")
     for variant in variants().values():
-        table.add_row(
-            variant.name, variant.paper, variant.equation, variant.parameters, variant.looks_at
-        )
+        facts = (variant.name, variant.paper, variant.equation)
+        table.add_row(*map(escape, facts), variant.parameters, variant.looks_at)
     _print(table)
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
@@ -54,21 +54,22 @@ def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
     from synthesizer.recipe import load_recipe, recipe_names
 
-    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens")
+    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens", "cost")
     for name in recipe_names():
         recipe = load_recipe(name)
-        model, train = recipe.model, recipe.train
-        source = recipe.data
-        data = source.builtin and f"built in: {source.builtin}"
+        model, train, source = recipe.model, recipe.train, recipe.data
+        data = f"built in: {source.builtin}" if source.builtin else source.hub or source.local
         table.add_row(
             name,
             recipe.task,
-            data or source.hub or source.local or "your file: --set data.train=...",
+            str(data or "yours: --set data.train=FILE"),
             f"{model.num_layers} x {model.d_model}",
             str(model.max_len),
             f"{train.steps:,} x {train.batch_tokens * train.accumulate:,}",
+            f"{recipe.rough_flops():.0e} FLOPs",
         )
     _print(table)
+    _say("1e+13 FLOPs are about a minute of one CPU core, 1e+18 about an hour of one large GPU.")
     _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
 
 
