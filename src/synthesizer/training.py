@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
 from synthesizer.checkpoint import (
@@ -40,7 +41,6 @@ from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Progress, Quiet
 from synthesizer.recipe import Recipe
