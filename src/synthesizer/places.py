@@ -22,7 +22,7 @@ def locate(
     if position_ids is not None:
         return position_ids
     slots = torch.arange(num_keys, device=device)
-    if attention_mask is None or _hides_only_the_end(attention_mask):
+    if attention_mask is None or hides_only_the_end(attention_mask):
         return slots
     real = attention_mask.bool()
     return torch.where(real, real.cumsum(-1) - 1, slots)
@@ -31,7 +31,7 @@ def locate(
 def in_order(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> bool:
     """Whether every token stands at the position of its slot, where it may be asked."""
     if position_ids is None:
-        return attention_mask is None or _hides_only_the_end(attention_mask)
+        return attention_mask is None or hides_only_the_end(attention_mask)
     if torch.compiler.is_compiling() or position_ids.is_meta:
         return False
     slots = torch.arange(num_keys, device=position_ids.device)
@@ -80,7 +80,7 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
         )
 
 
-def _hides_only_the_end(attention_mask: Tensor) -> bool:
+def hides_only_the_end(attention_mask: Tensor) -> bool:
     """Whether this is plain right padding, where it may be asked: then positions are shared."""
     if torch.compiler.is_compiling() or attention_mask.is_meta:
         return False

@@ -1,0 +1,193 @@
+"""Batch: what one step of a model is fed; the only code that pads, packs, shifts or corrupts.
+
+Letters: B batch, T tokens. Targets that are not scored are -100.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+
+IGNORED = -100
+NOISE_DENSITY = 0.15
+MEAN_SPAN = 3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of one forward pass, and what they amount to."""
+
+    inputs: dict[str, Tensor]  # the model's keyword arguments: input_ids, attention_mask, labels
+    num_targets: int  # that count in the loss: what it is divided by, summed over processes
+    num_tokens: int  # real ones, of inputs and targets
+    indices: tuple[int, ...]  # which examples or windows of the split, in order
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Many lists of numbers, end to end."""
+
+    flat: Array
+    offsets: Array  # (lists + 1,)
+
+    @classmethod
+    def of(cls, lists: Iterable[Sequence[int] | Array]) -> "Ragged":
+        """Put lists end to end."""
+        arrays = [np.asarray(numbers, dtype=np.int32) for numbers in lists]
+        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+        flat = np.concatenate([np.empty(0, np.int32), *arrays])
+        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, place: int) -> Array:
+        return self.flat[self.offsets[place] : self.offsets[place + 1]]
+
+    def take(self, places: Sequence[int]) -> "Ragged":
+        """Some of the lists, in the order asked."""
+        return Ragged.of([self[place] for place in places])
+
+    @property
+    def lengths(self) -> Array:
+        """How long each list is."""
+        return np.diff(self.offsets)
+
+
+def pair_batch(
+    sources: Sequence[Array], targets: Sequence[Array], *, indices: Array, pad: int
+) -> Batch:
+    """Source and target texts for an encoder-decoder; the model itself shifts the targets."""
+    ids, labels = _pad(sources, pad), _pad(targets, IGNORED)
+    inputs = {"input_ids": ids, "attention_mask": _real(sources), "labels": labels}
+    return _batch(inputs, _total(sources) + _total(targets), indices)
+
+
+def label_batch(texts: Sequence[Array], labels: Array, *, indices: Array, pad: int) -> Batch:
+    """Texts and the number of their class."""
+    inputs = {
+        "input_ids": _pad(texts, pad),
+        "attention_mask": _real(texts),
+        "labels": torch.from_numpy(labels.astype(np.int64)),
+    }
+    return _batch(inputs, _total(texts), indices)
+
+
+def window_batch(windows: Sequence[Array], *, indices: Array, pad: int) -> Batch:
+    """Windows of a stream; the model compares the output at i with label i + 1."""
+    labels = _pad(windows, IGNORED)
+    labels[:, 0] = IGNORED  # compared with nothing, and counted as nothing
+    return _decoder_batch(windows, labels, indices, pad)
+
+
+def probe_batch(
+    inputs: Sequence[Array], targets: Sequence[Array], *, indices: Array, pad: int
+) -> Batch:
+    """Sequences whose output i is asked for target[i]: labels stand one place later.
+
+    inputs (T + 1,) end in one token beyond the last question; targets (T,).
+    """
+    shifted = [np.concatenate([[IGNORED], target]) for target in targets]
+    return _decoder_batch(inputs, _pad(shifted, IGNORED), indices, pad)
+
+
+def silence(batch: Batch) -> Batch:
+    """The same computation with no target, for a process that has no example of its own."""
+    labels = torch.full_like(batch.inputs["labels"], IGNORED)
+    inputs = {**batch.inputs, "labels": labels}
+    return replace(batch, inputs=inputs, num_targets=0, num_tokens=0, indices=())
+
+
+def num_windows(tokens: int, stride: int) -> int:
+    """How many windows show a stream of so many tokens; one left-over token makes none."""
+    return -(-(tokens - 1) // stride)
+
+
+def window(stream: Array, place: int, *, length: int, stride: int) -> Array:
+    """The place-th window. With a stride of length - 1 it begins with the last token of the one
+    before, so that each token of the stream but the first is predicted exactly once.
+    """
+    return stream[place * stride : place * stride + length]
+
+
+def corrupted_lengths(tokens: int) -> tuple[int, int]:
+    """How long source and target are once spans of so many tokens are replaced, with their ends."""
+    noise, spans = _noise(tokens)
+    return tokens - noise + spans + 1, noise + spans + 1
+
+
+def uncorrupted_length(max_len: int, decoder_max_len: int) -> int:
+    """The most tokens whose corrupted source and target fit."""
+    tokens = 2
+    while True:
+        source, target = corrupted_lengths(tokens + 1)
+        if source > max_len or target > decoder_max_len:
+            return tokens
+        tokens += 1
+
+
+def corrupt(
+    tokens: Array, rng: np.random.Generator, *, sentinels: Array, eos: int
+) -> tuple[Array, Array]:
+    """Replace random spans by sentinels; the target spells each sentinel and what it stands for.
+
+    a b c d e f g h  ->  source a b <0> e f g <1> </s>,  target <0> c d <1> h </s>
+    """
+    noise, spans = _noise(len(tokens))
+    kept = _split_randomly(len(tokens) - noise, spans, rng)
+    lost = _split_randomly(noise, spans, rng)
+    edges = np.cumsum(np.column_stack([kept, lost]).ravel())[:-1]
+    pieces = np.split(tokens, edges)
+    marks = [sentinels[number : number + 1] for number in range(spans)]
+    source = [piece for pair in zip(pieces[::2], marks, strict=True) for piece in pair]
+    target = [piece for pair in zip(marks, pieces[1::2], strict=True) for piece in pair]
+    return np.concatenate([*source, [eos]]), np.concatenate([*target, [eos]])
+
+
+def _noise(tokens: int) -> tuple[int, int]:
+    """How many tokens are lost, and in how many spans; something is always kept."""
+    noise = min(max(round(tokens * NOISE_DENSITY), 1), tokens - 1)
+    return noise, min(max(round(noise / MEAN_SPAN), 1), tokens - noise)
+
+
+def _split_randomly(total: int, parts: int, rng: np.random.Generator) -> Array:
+    """Sizes of `parts` stretches, each of at least one, that sum to total."""
+    edges = np.sort(rng.choice(total - 1, size=parts - 1, replace=False)) + 1
+    return np.diff(np.concatenate([[0], edges, [total]]))
+
+
+def _decoder_batch(rows: Sequence[Array], labels: Tensor, indices: Array, pad: int) -> Batch:
+    """A mask only where something is padded: full windows take the path without one."""
+    inputs = {"input_ids": _pad(rows, pad), "labels": labels}
+    if len({len(row) for row in rows}) > 1:
+        inputs["attention_mask"] = _real(rows)
+    return _batch(inputs, _total(rows), indices)
+
+
+def _batch(inputs: dict[str, Tensor], num_tokens: int, indices: Array) -> Batch:
+    num_targets = int((inputs["labels"] != IGNORED).sum())
+    return Batch(inputs, num_targets, num_tokens, tuple(int(index) for index in indices))
+
+
+def _pad(rows: Sequence[Array], value: int) -> Tensor:
+    """(B, T), filled up on the right."""
+    padded = np.full((len(rows), max(len(row) for row in rows)), value, dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _real(rows: Sequence[Array]) -> Tensor:
+    """(B, T), True where a token is real."""
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.arange(int(lengths.max())) < lengths[:, None]
+
+
+def _total(rows: Sequence[Array]) -> int:
+    return sum(len(row) for row in rows)

@@ -1,0 +1,64 @@
+"""What a recipe would do, without doing it: sizes, costs, data and time."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+
+import torch
+
+from synthesizer.building import build_config, rough_config
+from synthesizer.config import SynthesizerConfig
+from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
+from synthesizer.errors import UserError
+from synthesizer.progress import Quiet, clock
+from synthesizer.recipe import Recipe, dump
+from synthesizer.run import Run
+from synthesizer.tasks import build_task
+from synthesizer.tasks.task import Task
+from synthesizer.training import Loop, open_accelerator
+
+TRIED = 4  # steps, the first of which warms up
+
+
+def describe(recipe: Recipe) -> Iterator[str]:
+    """Lines about a recipe, each as soon as it is known."""
+    yield dump(recipe).rstrip()
+    yield ""
+    try:
+        task = build_task(recipe)
+    except UserError:
+        yield "the data cannot be read; with a vocabulary as large as text.vocab_size:"
+        yield from _cost(rough_config(recipe))
+        raise
+    yield "data"
+    for key, value in task.report.items():
+        yield f"  {key}: {value}"
+    yield from _cost(build_config(recipe, task.tokenizer, task.labels))
+    seconds, threads = time_step(recipe, task), torch.get_num_threads()
+    yield (
+        f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
+        f"({seconds * 1000:.0f} ms each, threads: {threads}; evaluation comes on top)"
+    )
+
+
+def _cost(config: SynthesizerConfig) -> Iterator[str]:
+    yield "parameters"
+    for part, count in count_parameters(sketch(config)).items():
+        yield f"  {part}: {count:,}"
+    yield f"FLOPs per token, forward at full length: {flops_per_token(config):,.0f}"
+    cached = cache_bytes_per_token(config)
+    yield f"cache bytes per token: {'nothing is decoded' if cached is None else f'{cached:,}'}"
+
+
+def time_step(recipe: Recipe, task: Task) -> float:
+    """Seconds of a training step, measured on a few."""
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(recipe, Run(folder), task, open_accelerator(recipe), Quiet())
+        batches = loop.batches()
+        taken = []
+        for _ in range(TRIED):
+            begin = time.perf_counter()
+            loop.take_step(next(batches))
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:])

@@ -1,0 +1,210 @@
+"""The command line: each verb parses, calls one function of the library, and says where to look.
+
+Each verb imports what it needs inside itself, so that --help, list and recipes start at once.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from synthesizer.errors import UserError
+
+app = typer.Typer(
+    help="Synthesizer attention: train, evaluate and compare it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Synthesis = Annotated[
+    str | None, typer.Option(help="What makes the attention: random, random+dot, ... (see list).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value, overrides any key of the recipe.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a bar.")]
+RunDir = Annotated[Path, typer.Argument(help="A run directory.")]
+Which = Annotated[str | None, typer.Option(help="best, last or averaged; by default model/.")]
+
+
+@app.command(name="list")
+def list_variants() -> None:
+    """List the variants: what each computes, learns and looks at."""
+    from synthesizer.spec import ALIASES, variants
+
+    table = Table("name", "paper", "logits", "parameters", "looks at")
+    for variant in variants().values():
+        facts = (variant.name, variant.paper, variant.equation)
+        table.add_row(*map(escape, facts), variant.parameters, variant.looks_at)
+    _print(table)
+    short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
+    _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
+    _say("Mix with +, weights learned: random+dot. Options: factorized_random:k=16.")
+    _say("Per layer: random*3,dot*3.")
+    _say(f"Short names: {short}.")
+
+
+@app.command()
+def recipes() -> None:
+    """List the built-in recipes: task, data, size and rough cost."""
+    from synthesizer.recipe import load_recipe, recipe_names
+
+    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens", "cost")
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        model, train, source = recipe.model, recipe.train, recipe.data
+        data = f"built in: {source.builtin}" if source.builtin else source.hub or source.local
+        table.add_row(
+            name,
+            recipe.task,
+            str(data or "yours: --set data.train=FILE"),
+            f"{model.num_layers} x {model.d_model}",
+            str(model.max_len),
+            f"{train.steps:,} x {train.batch_tokens * train.accumulate:,}",
+            f"{recipe.rough_flops():.0e} FLOPs",
+        )
+    _print(table)
+    _say("1e+13 FLOPs are about a minute of one CPU core, 1e+18 about an hour of one large GPU.")
+    _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe, or a .toml file.")],
+    synthesis: Synthesis = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; by default runs/RECIPE/SYNTHESIS/seedN.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what it would do, and stop.")] = False,
+    plain: Plain = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write curves for TensorBoard, too.")
+    ] = False,
+) -> None:
+    """Train one recipe, or resume it, and leave a run directory behind."""
+    from synthesizer.recipe import load_recipe
+    from synthesizer.run import Run, default_path
+
+    loaded = load_recipe(recipe, synthesis=synthesis, overrides=overrides or ())
+    _quiet_libraries()
+    if check:
+        from synthesizer.check import describe
+
+        for line in describe(loaded):
+            _say(line)
+        return
+    from synthesizer.progress import open_progress
+    from synthesizer.training import fit
+
+    run = Run(out or default_path(loaded))
+    run.claim(loaded)
+    if run.is_finished:
+        _say(f"{run.path} is finished; nothing to do")
+    progress = open_progress(plain=plain)
+    try:
+        result = fit(loaded, run, progress, tensorboard=tensorboard)
+    finally:
+        progress.close()
+    if result:
+        name = result["main_metric"]
+        _say(f"{run.path}  test {name} {result['metrics'][name]:.4f}")
+
+
+@app.command()
+def evaluate(
+    run: RunDir,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    checkpoint: Which = None,
+) -> None:
+    """Measure a finished run on a split of its data."""
+    _one_of("--split", split, ("train", "validation", "test"))
+    _one_of("--checkpoint", checkpoint, (None, "best", "last", "averaged"))
+    _quiet_libraries()
+    from synthesizer.results import measure
+
+    scores = measure(run, split, checkpoint)
+    for name, value in scores.metrics.items():
+        _say(f"{name}\t{value:.4f}\t{scores.signatures.get(name, '')}".rstrip())
+
+
+@app.command()
+def generate(
+    run: RunDir,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beams; 1 is greedy.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw instead of search.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Lines answered together.")] = 16,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    seed: Annotated[int, typer.Option(help="Of --sample.")] = 1,
+    checkpoint: Which = None,
+) -> None:
+    """Answer each line of stdin with a line of stdout, in order.
+
+    A line that cannot be taken gives an error on stderr with its number, and an empty line. A line
+    break within an answer is written as \\n. A classifier writes every label and its probability.
+    """
+    _one_of("--checkpoint", checkpoint, (None, "best", "last", "averaged"))
+    _quiet_libraries()
+    import torch
+
+    from synthesizer.answers import Answerer, Asked
+    from synthesizer.run import Run
+
+    torch.manual_seed(seed)
+    asked = Asked(beam, sample, batch_size, max_new_tokens)
+    answerer = Answerer(Run(run), asked, checkpoint)
+    for number, answer in enumerate(answerer.answer(sys.stdin.buffer), start=1):
+        if answer.error is not None:
+            sys.stderr.write(f"synthesizer: line {number}: {answer.error}\n")
+        _say(answer.text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; 0 is done, 2 the user's mistake, 130 interrupted."""
+    from synthesizer.interruption import Interrupted
+
+    try:
+        app(args=arguments, prog_name="synthesizer")
+    except UserError as error:
+        sys.stderr.write(f"synthesizer: error: {error}\n")
+        return 2
+    except Interrupted as stop:
+        sys.stderr.write(f"synthesizer: {stop}\n")
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
+    if value not in allowed:
+        names = ", ".join(name for name in allowed if name)
+        raise UserError(f"{option} is {value!r}; choose from {names}")
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' own progress bars and advice off the screen."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise UserError(
+            "this needs transformers, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def _print(table: Table) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,138 @@
+"""evaluate(model, task, split): what a model does on a split, scored by its task."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from synthesizer.backbone import SynthesizerPreTrainedModel
+from synthesizer.batch import IGNORED, Batch
+from synthesizer.recipe import Evaluate
+from synthesizer.tasks.task import Outputs, Scores, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of one split, and how fast the answers were written."""
+
+    scores: Scores
+    generated_tokens: int = 0
+    generation_seconds: float = 0.0
+
+    @property
+    def generation_rate(self) -> float | None:
+        """Tokens per second of decoding; None where nothing was generated."""
+        return self.generated_tokens / self.generation_seconds if self.generated_tokens else None
+
+
+def evaluate(
+    model: SynthesizerPreTrainedModel, task: Task, split: str, settings: Evaluate
+) -> Evaluation:
+    """Score a model on each example of a split once."""
+    measured: list[_Measured] = []
+    texts: list[str] = []
+    seconds, tokens = 0.0, 0
+    with evaluating(model):
+        for batch in task.batches(split):
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
+            measured.append(_measure(model, task.kind, inputs))
+            if task.generates:
+                begin = time.perf_counter()
+                answers = answer(model, inputs, settings)
+                seconds += time.perf_counter() - begin
+                tokens += sum(len(ids) for ids in answers)
+                texts += task.tokenizer.batch_decode(answers, skip_special_tokens=True)
+    outputs = Outputs(
+        losses=np.concatenate([part.losses for part in measured]),
+        counts=np.concatenate([part.counts for part in measured]),
+        correct=np.concatenate([part.correct for part in measured]),
+        predictions=_join([part.predictions for part in measured]),
+        texts=tuple(texts),
+    )
+    return Evaluation(task.score(split, outputs), tokens, seconds)
+
+
+@contextmanager
+def evaluating(model: SynthesizerPreTrainedModel) -> Iterator[None]:
+    """Without dropout and gradients; training goes on as it was."""
+    before = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(before)
+
+
+def answer(
+    model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor], settings: Evaluate
+) -> list[list[int]]:
+    """The token numbers of each answer of an encoder-decoder, without start, end and padding."""
+    limit = model.config.decoder_max_len
+    beams = {"num_beams": settings.beam, "length_penalty": settings.length_penalty}
+    written = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs.get("attention_mask"),
+        max_new_tokens=min(settings.max_new_tokens or limit, limit),
+        do_sample=False,
+        **(beams if settings.beam > 1 else {}),
+    )
+    return [until_end(ids, model.config.eos_token_id) for ids in written[:, 1:].tolist()]
+
+
+def until_end(ids: list[int], end: int) -> list[int]:
+    """Token numbers before the first end."""
+    return ids[: ids.index(end)] if end in ids else ids
+
+
+@dataclass(frozen=True)
+class _Measured:
+    losses: np.ndarray
+    counts: np.ndarray
+    correct: np.ndarray
+    predictions: np.ndarray | None
+
+
+def _measure(model: SynthesizerPreTrainedModel, kind: str, inputs: dict[str, Tensor]) -> _Measured:
+    """Loss, count and hits of each example's scored targets."""
+    labels = inputs["labels"]
+    if kind == "encoder":
+        given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        logits, targets = model(**given).logits[:, None], labels[:, None]
+    elif kind == "decoder":
+        given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        logits, targets = model(**given, use_cache=False).logits[:, :-1], labels[:, 1:]
+    else:
+        logits, targets = model(**inputs, use_cache=False).logits, labels
+    losses = F.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    ).unflatten(0, targets.shape)
+    best, scored = logits.argmax(-1), targets != IGNORED
+    return _Measured(
+        losses=_array(losses.double().sum(-1)),
+        counts=_array(scored.sum(-1)),
+        correct=_array(((best == targets) & scored).sum(-1)),
+        predictions=_array(best[:, 0]) if kind == "encoder" else None,
+    )
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _join(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if present else None
+
+
+def first_examples(task: Task, split: str, count: int) -> Batch:
+    """The first few examples of a split, as a batch of their own."""
+    batch = next(iter(task.batches(split)))
+    inputs = {name: tensor[:count] for name, tensor in batch.inputs.items()}
+    return Batch(inputs, batch.num_targets, batch.num_tokens, batch.indices[:count])

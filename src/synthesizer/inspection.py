@@ -1,0 +1,138 @@
+"""Where a trained model looks, small enough to keep with every run: attention.npz.
+
+    <stack>.map         (layers, H, T, T)  uint8, 255 is a weight of one: the first example's corner
+    <stack>.sharpness   (layers, H)        1 - entropy / log(visible keys), mean over tokens
+    <stack>.histogram   (2, layers, bins)  how many weights are how large, at start and end
+    <stack>.alphas      (layers, H, parts) of mixtures, as many parts as the widest has; others NaN
+    <stack>.layers      (layers,)          which layers have attention at all
+    edges               (bins + 1,)        of the histograms, in powers of ten
+
+A stack is "encoder" or "decoder". Nothing here is text.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from synthesizer.backbone import SynthesizerPreTrainedModel
+from synthesizer.batch import IGNORED
+from synthesizer.evaluation import evaluating
+from synthesizer.synthesis import Mixture
+
+Array = NDArray[Any]
+
+EDGES = np.linspace(-6.0, 0.0, 49)
+MAP_BYTES = 48_000  # of all maps together, before compression
+
+
+def inspect(
+    start: SynthesizerPreTrainedModel, end: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]
+) -> dict[str, Array]:
+    """All that attention.npz keeps of a model at its start and its end, on a few examples."""
+    before, after = look_at(start, inputs), look_at(end, inputs)
+    shown = sum(len(layers) * layers[0].shape[1] for layers in after.values() if layers)
+    side = int((MAP_BYTES / max(1, shown)) ** 0.5)
+    arrays: dict[str, Array] = {"edges": EDGES}
+    for stack, layers in after.items():
+        if not layers:
+            continue
+        mask = _mask_of(end, stack, inputs)
+        corner = [_corner(weights, mask, side) for weights in layers]
+        arrays[f"{stack}.map"] = np.stack(corner)
+        arrays[f"{stack}.sharpness"] = np.stack([sharpness(w, mask) for w in layers])
+        arrays[f"{stack}.histogram"] = np.stack(
+            [
+                np.stack([histogram(weights, mask) for weights in moment])
+                for moment in (before[stack], layers)
+            ]
+        )
+        arrays[f"{stack}.layers"] = np.array(_attending(end, stack), dtype=np.int64)
+        alphas = alphas_of(end, stack)
+        if alphas is not None:
+            arrays[f"{stack}.alphas"] = alphas
+    return arrays
+
+
+def look_at(
+    model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]
+) -> dict[str, list[Tensor]]:
+    """The weights (B, H, T, S) of every self-attention, stack by stack."""
+    kind = model.config.kind
+    given = dict(inputs) if kind == "encoder_decoder" else _without_labels(inputs)
+    with evaluating(model):
+        output = model(**given, output_attentions=True)
+    if kind == "encoder_decoder":
+        found = {"encoder": output.encoder_attentions, "decoder": output.decoder_attentions}
+    else:
+        found = {kind: output.attentions}
+    return {stack: [w for w in layers if w is not None] for stack, layers in found.items()}
+
+
+def sharpness(weights: Tensor, mask: Tensor) -> Array:
+    """1 - entropy / log(visible keys) per head, mean over real tokens that see more than one."""
+    weights, real = weights.double(), mask.bool()
+    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1)  # (B, H, T)
+    visible = (weights > 0).sum(-1)
+    counted = real[:, None] & (visible > 1)
+    share = 1 - entropy / visible.clamp(min=2).double().log()
+    total = (share * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
+    return np.asarray(total.cpu().numpy(), dtype=np.float32)
+
+
+def histogram(weights: Tensor, mask: Tensor) -> Array:
+    """How many of the weights that real tokens give fall between two EDGES, in powers of ten."""
+    rows = weights.transpose(1, 2)[mask.bool()]  # (tokens, H, S)
+    seen = rows[rows > 0].double().log10().clamp(min=EDGES[0], max=EDGES[-1])
+    return np.histogram(seen.cpu().numpy(), EDGES)[0]
+
+
+def alphas_of(model: SynthesizerPreTrainedModel, stack: str) -> Array | None:
+    """The weights of the parts of every mixture, NaN where a layer has fewer or none."""
+    layers = getattr(model.base_model, stack).layers
+    found = [
+        layer.attention.synthesis.alphas().detach().cpu().numpy()
+        if layer.attention is not None and isinstance(layer.attention.synthesis, Mixture)
+        else np.empty((model.config.num_heads, 0))
+        for layer in layers
+    ]
+    widest = max(part.shape[1] for part in found)
+    if widest == 0:
+        return None
+    pads = [((0, 0), (0, widest - part.shape[1])) for part in found]
+    padded = [np.pad(a, pad, constant_values=np.nan) for a, pad in zip(found, pads, strict=True)]
+    return np.stack(padded).astype(np.float32)
+
+
+def mean_sharpness(arrays: dict[str, Array]) -> dict[str, float]:
+    """One number per stack, for result.json."""
+    return {
+        name.removesuffix(".sharpness"): float(values.mean())
+        for name, values in arrays.items()
+        if name.endswith(".sharpness")
+    }
+
+
+def _attending(model: SynthesizerPreTrainedModel, stack: str) -> list[int]:
+    layers = getattr(model.base_model, stack).layers
+    return [index for index, layer in enumerate(layers) if layer.attention is not None]
+
+
+def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
+    """Which tokens of a stack are real."""
+    if stack == "decoder" and model.config.kind == "encoder_decoder":
+        return inputs["labels"] != IGNORED
+    mask = inputs.get("attention_mask")
+    return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
+
+
+def _corner(weights: Tensor, mask: Tensor, side: int) -> Array:
+    """The first example's first tokens, in 8 bits: (H, T, T)."""
+    length = min(side, int(mask[0].sum()))
+    return (weights[0, :, :length, :length] * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def _without_labels(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in inputs.items() if name != "labels"}

@@ -1,0 +1,91 @@
+"""How a long job tells where it is: a bar on a terminal, one plain line at a time elsewhere."""
+
+import sys
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as RichProgress
+
+
+class Progress(Protocol):
+    """What the loop tells while it works."""
+
+    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
+        """Training is at a step: its loss, tokens per second, and seconds left."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Something happened that is worth a line."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+        ...
+
+
+class Quiet:
+    """Tells nothing."""
+
+    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One plain line per message."""
+
+    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
+        self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A bar that stays at the bottom, with messages above it."""
+
+    def __init__(self) -> None:
+        self._bar = RichProgress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s"),
+            TextColumn("{task.fields[left]} left"),
+            console=Console(),
+        )
+        self._task = self._bar.add_task("", total=None, loss="-", rate="-", left="-")
+
+    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
+        self._bar.start()
+        self._bar.update(
+            self._task,
+            completed=step,
+            total=steps,
+            loss=f"{loss:.4f}",
+            rate=f"{rate:,.0f}",
+            left=clock(left),
+        )
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def open_progress(*, plain: bool) -> Progress:
+    """A bar where stdout is a terminal, unless plain lines are asked for."""
+    return Lines() if plain or not sys.stdout.isatty() else Bar()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss, or m:ss where there is no hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,222 @@
+"""The end of a run: choose the weights, measure them on test, and write what others read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synthesizer.backbone import SynthesizerPreTrainedModel
+from synthesizer.building import MODELS, build_model, load_weights
+from synthesizer.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    average_weights,
+    checkpoint_path,
+    prune,
+    read_weights,
+    write_checkpoint,
+)
+from synthesizer.config import SynthesizerConfig
+from synthesizer.cost import (
+    cache_bytes_per_token,
+    count_parameters,
+    flops_per_token,
+    peak_memory,
+)
+from synthesizer.errors import UserError
+from synthesizer.evaluation import Evaluation, evaluate, first_examples
+from synthesizer.inspection import inspect, mean_sharpness
+from synthesizer.progress import Progress
+from synthesizer.recipe import Recipe, Train, dump
+from synthesizer.run import Run, provenance
+from synthesizer.tasks import build_task
+from synthesizer.tasks.task import Scores, Task
+
+INSPECTED = 8  # examples
+
+
+def regular_steps(train: Train, step: int) -> list[int]:
+    """The steps up to this one whose checkpoints an average may need."""
+    every = range(train.checkpoint_every, step + 1, train.checkpoint_every)
+    return list(every)[-train.average :] if train.average else []
+
+
+def averaged_steps(train: Train, last: int) -> list[int]:
+    """The steps whose weights are averaged once training ended at `last`."""
+    steps = sorted({*regular_steps(train, last), last})
+    return steps[-train.average :] if train.average else []
+
+
+def finish(
+    recipe: Recipe,
+    run: Run,
+    task: Task,
+    best: int,
+    last: int,
+    progress: Progress,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Offer the best, last and averaged weights, score the chosen ones on test, write the rest."""
+    folder = run.checkpoints
+    _offer(folder, "last", read_weights(checkpoint_path(folder, "step", last)))
+    _offer(folder, "best", read_weights(checkpoint_path(folder, "best", best)))
+    averaged = averaged_steps(recipe.train, last)
+    if averaged:
+        paths = [checkpoint_path(folder, "step", step) for step in averaged]
+        _offer(folder, "averaged", average_weights(paths))
+    chosen = "averaged" if averaged else "best"
+    start = build_model(recipe, task.tokenizer, task.labels)
+    model = build_model(recipe, task.tokenizer, task.labels)
+    load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
+    progress.say(f"training is done; measuring the {chosen} weights on test")
+    evaluation = evaluate(model.to(device), task, "test", recipe.evaluate)
+    arrays = inspect(start, model.cpu(), first_examples(task, "test", INSPECTED).inputs)
+    run.write_arrays("statistics.npz", evaluation.scores.statistics)
+    run.write_arrays("attention.npz", arrays)
+    run.write("samples.txt", _samples_text(evaluation.scores.samples))
+    result = {
+        **describe_result(recipe, task, evaluation),
+        "checkpoint": chosen,
+        "best_step": best,
+        "steps": last,
+        "averaged_steps": averaged,
+        "validation": _validation(run, best),
+        **measure_cost(model, run, evaluation),
+        "sharpness": mean_sharpness(arrays),
+        "data": task.report,
+        **provenance(),
+    }
+    save_model(model, task, run, recipe, result)
+    run.write("result.json", json.dumps(result, indent=2) + "\n")
+    prune(folder, "step", [])
+    prune(folder, "best", [])
+    return result
+
+
+def describe_result(recipe: Recipe, task: Task, evaluation: Evaluation) -> dict[str, Any]:
+    """What was trained and how well it does."""
+    return {
+        "recipe": recipe.name,
+        "recipe_hash": recipe.hash(),
+        "task": recipe.task,
+        "synthesis": recipe.synthesis,
+        "decoder_synthesis": recipe.decoder_synthesis,
+        "seed": recipe.seed,
+        "main_metric": task.main_metric,
+        "higher_is_better": task.higher_is_better,
+        "metrics": evaluation.scores.metrics,
+        "signatures": evaluation.scores.signatures,
+    }
+
+
+def measure_cost(
+    model: SynthesizerPreTrainedModel, run: Run, evaluation: Evaluation
+) -> dict[str, Any]:
+    """What it took: parameters, arithmetic, memory and speed."""
+    laps = [line for line in run.timing() if "tokens" in line]
+    seconds = sum(lap["seconds"] for lap in laps)
+    rate = sum(lap["tokens"] for lap in laps) / seconds if seconds else None
+    return {
+        "parameters": count_parameters(model),
+        "flops_per_token": flops_per_token(model.config),
+        "cache_bytes_per_token": cache_bytes_per_token(model.config),
+        "training_seconds": seconds,
+        "training_tokens_per_second": rate,
+        "generation_tokens_per_second": evaluation.generation_rate,
+        "peak_memory_bytes": peak_memory(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def save_model(
+    model: SynthesizerPreTrainedModel, task: Task, run: Run, recipe: Recipe, result: dict[str, Any]
+) -> None:
+    """Write model/: weights, config, tokenizer and a card, as Hugging Face reads them."""
+    model.save_pretrained(run.model)
+    task.tokenizer.save_pretrained(run.model)
+    run.write("model/README.md", model_card(recipe, result))
+
+
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found
+
+
+def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrainedModel:
+    """The model of a finished run, by default with the weights in model/."""
+    if not run.is_finished:
+        run.recipe()
+        raise UserError(f"{run.path} is not finished; train it to its end first")
+    config = SynthesizerConfig.from_pretrained(run.model)
+    model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(run.model)
+    if checkpoint is not None:
+        path = run.checkpoints / f"{checkpoint}.safetensors"
+        if checkpoint == "averaged" and not path.exists():
+            raise UserError(f"{run.path} has no averaged weights; train with train.average=5 or so")
+        load_weights(model, read_weights(path), str(path))
+    return model.eval()
+
+
+def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
+    """The scores of a finished run on a split of its data."""
+    run = Run(path)
+    recipe, model = run.recipe(), load_model(run, checkpoint)
+    task = build_task(recipe, tokenizer_dir=run.model)
+    return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
+
+
+def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
+    """README.md of model/: what it is, how well it does, and the recipe that makes it again."""
+    metrics = [
+        f"| {name} | {value:.4f} | {result['signatures'].get(name, '')} |"
+        for name, value in result["metrics"].items()
+    ]
+    parts = [f"| {part} | {count:,} |" for part, count in result["parameters"].items()]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "tags:",
+            "- synthesizer",
+            "---",
+            f"# {recipe.name} with {recipe.synthesis} attention",
+            "",
+            f"Trained for {recipe.task} by `synthesizer`; seed {recipe.seed}, "
+            f"recipe {result['recipe_hash']}, {result['steps']} steps.",
+            "Load it after `import synthesizer.models`, with the Auto class of its task.",
+            "",
+            "| metric (test) | value | signature |",
+            "|---|---|---|",
+            *metrics,
+            "",
+            "| parameters | |",
+            "|---|---|",
+            *parts,
+            "",
+            "```toml",
+            dump(recipe).rstrip(),
+            "```",
+            "",
+        ]
+    )
+
+
+def _offer(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
+    tensors = {f"{WEIGHTS}{key}": tensor for key, tensor in weights.items()}
+    write_checkpoint(folder / f"{name}.safetensors", Checkpoint(tensors, {}))
+
+
+def _validation(run: Run, best: int) -> dict[str, float]:
+    """The metrics of the best step on validation."""
+    lines = [line for line in run.metrics() if line["step"] == best and "validation" in line]
+    metrics: dict[str, float] = lines[-1]["validation"]
+    return metrics
+
+
+def _samples_text(samples: list[dict[str, str]]) -> str:
+    blocks = ["\n".join(f"{name}: {text}" for name, text in sample.items()) for sample in samples]
+    return "\n\n".join(blocks) + "\n" if blocks else ""

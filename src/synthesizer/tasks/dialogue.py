@@ -1,0 +1,86 @@
+"""Dialogue: what was said so far to the reply; BLEU-1/4, ROUGE-L, METEOR, CIDEr, similarity.
+
+A row holds a whole conversation (`dialog`, a list of turns, maybe with a `persona`), which gives
+one example per reply, or one `history` with its `reply`.
+"""
+
+from itertools import islice
+from pathlib import Path
+
+from synthesizer.columns import NAMES, BadRow, text_of, texts_of
+from synthesizer.metrics import (
+    EMBEDDING,
+    bleu_signature,
+    bleu_statistics,
+    cider_signature,
+    cider_statistics,
+    embedding_statistics,
+    meteor_no_wordnet_signature,
+    meteor_no_wordnet_statistics,
+    rouge_signature,
+    rouge_statistics,
+    vectors_signature,
+)
+from synthesizer.recipe import Recipe
+from synthesizer.sources import Row, Source
+from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
+from synthesizer.tasks.prepare import Columns, Fields
+
+TURN = " || "  # between turns
+
+
+def dialogue(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
+    """The turns so far to the next one; of a history that is too long the end is kept."""
+    given = tuple(recipe.data.columns)
+    form = Form(
+        roles=lambda source: _roles(source, given),
+        read=_read,
+        judge=_judge,
+        main_metric="bleu4",
+        keep_end=True,
+        needs_vectors=True,
+    )
+    return Pairs(recipe, tokenizer_dir, form)
+
+
+def _roles(source: Source, given: Fields) -> Fields:
+    """Conversations where a column is named so or holds lists, else histories and replies."""
+    first = next((row.fields for row in islice(source.splits["train"](), 1)), {})
+    names = {name.lower() for name in first}
+    lists = [name for name, value in first.items() if isinstance(value, list)]
+    if "dialog" in given or (lists and names & set(NAMES["dialog"])):
+        persona = "persona" in given or names & set(NAMES["persona"])
+        return ("dialog", "persona") if persona else ("dialog",)
+    return ("history", "reply")
+
+
+def _read(row: Row, columns: Columns) -> list[Fields]:
+    if "dialog" not in columns:
+        return [(text_of(row, columns["history"]), text_of(row, columns["reply"]))]
+    persona = texts_of(row, columns["persona"]) if "persona" in columns else []
+    turns = texts_of(row, columns["dialog"])
+    if len(turns) < 2:
+        raise BadRow(f"column '{columns['dialog']}' has {len(turns)} turns; a reply needs two")
+    return [(TURN.join([*persona, *turns[:place]]), turns[place]) for place in range(1, len(turns))]
+
+
+def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:
+    similarity = embedding_statistics(outputs, references, vectors)
+    return Judgement(
+        {
+            "bleu1": bleu_statistics(outputs, references, max_order=1),
+            "bleu4": bleu_statistics(outputs, references),
+            "rougeL": rouge_statistics(outputs, references)["rougeL"],
+            "meteor_no_wordnet": meteor_no_wordnet_statistics(outputs, references),
+            "cider": cider_statistics(outputs, references),
+            **similarity,
+        },
+        {
+            "bleu1": bleu_signature(references, max_order=1),
+            "bleu4": bleu_signature(references),
+            "rougeL": rouge_signature(),
+            "meteor_no_wordnet": meteor_no_wordnet_signature(),
+            "cider": cider_signature(),
+            **dict.fromkeys(EMBEDDING, vectors_signature(vectors)),
+        },
+    )

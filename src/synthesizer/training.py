@@ -1,0 +1,355 @@
+"""fit(recipe, run): the one loop, on accelerate.
+
+The loss is divided by the targets of all processes, so that N processes take the step of one. All
+that is random in a step is drawn from (seed, batch, process): a resume needs no generator's state.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from synthesizer.backbone import SynthesizerPreTrainedModel
+from synthesizer.batch import Batch
+from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
+from synthesizer.checkpoint import (
+    OPTIMIZER,
+    WEIGHTS,
+    Checkpoint,
+    checkpoint_path,
+    newest_checkpoint,
+    numbered,
+    prune,
+    write_checkpoint,
+)
+from synthesizer.curves import Curves
+from synthesizer.errors import UserError
+from synthesizer.evaluation import evaluate
+from synthesizer.interruption import Interrupted, Interruption
+from synthesizer.optim import build_optimizer, learning_rate, set_rate
+from synthesizer.progress import Progress, Quiet
+from synthesizer.recipe import Recipe
+from synthesizer.results import finish, regular_steps
+from synthesizer.run import Run
+from synthesizer.tasks import build_task
+from synthesizer.tasks.task import Task
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+
+
+@dataclass
+class State:
+    """Where a run stands, its weights and optimizer aside."""
+
+    step: int = 0
+    tokens: int = 0
+    loss: float = 0.0  # summed over the targets since the last line of metrics.jsonl
+    targets: int = 0  # since then
+    best: float | None = None  # of the main metric on validation
+    best_step: int = 0
+    waited: int = 0  # evaluations since the best
+
+
+def fit(
+    recipe: Recipe, run: Run, progress: Progress | None = None, *, tensorboard: bool = False
+) -> dict[str, Any]:
+    """Train a recipe to its last step, resuming what run holds; return the result."""
+    run.claim(recipe)
+    if run.is_finished:
+        return run.result()
+    accelerator = open_accelerator(recipe)
+    main = accelerator.is_main_process
+    progress = progress if progress and main else Quiet()
+    if _is_alone_by_mistake(accelerator):
+        progress.say(
+            "accelerate launch --cpu started one process, though more were asked for; "
+            "on CPU use torchrun --nproc_per_node N -m synthesizer train ..."
+        )
+    with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
+        with accelerator.main_process_first():
+            task = build_task(recipe)
+        loop = Loop(recipe, run, task, accelerator, progress)
+        loop.resume()
+        if tensorboard and main:
+            loop.curves = Curves(run.path / "tensorboard", loop.state.step)
+        loop.train(interruption)
+        interruption.stops_at_once = True
+        if not main:
+            return {}
+        best, last = loop.state.best_step, loop.state.step
+        return finish(recipe, run, task, best, last, progress, accelerator.device)
+
+
+class Loop:
+    """A model on its way through a recipe."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        task: Task,
+        accelerator: Accelerator,
+        progress: Progress,
+    ) -> None:
+        self.recipe, self.run, self.task = recipe, run, task
+        self.accelerator, self.progress, self.state = accelerator, progress, State()
+        model = build_model(recipe, task.tokenizer, task.labels)
+        self.names = list(unique_weights(model))
+        self.model, self.optimizer = accelerator.prepare(
+            model, build_optimizer(model, recipe.train)
+        )
+        self.saved_step = 0
+        self.curves: Curves | None = None
+        self.forward = torch.compile(self.model) if recipe.train.compile else self.model
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, if there is one."""
+        checkpoint = newest_checkpoint(self.run.checkpoints, self.progress.say)
+        if checkpoint is not None:
+            self.state = State(**checkpoint.meta)
+            self.saved_step = self.state.step
+            set_model_state_dict(self.model, checkpoint.part(WEIGHTS), options=WHOLE)
+            groups = get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
+            optimizer = {**groups, "state": _nested(checkpoint.part(OPTIMIZER))}
+            set_optimizer_state_dict(self.model, self.optimizer, optimizer, options=WHOLE)
+            self.progress.say(f"resuming {self.run.path} at step {self.state.step}")
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.run.rewind(self.state.step)
+
+    def train(self, interruption: Interruption) -> None:
+        """Take the steps that are left, logging, evaluating and saving on the way."""
+        train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
+        batches = self.batches()
+        pace = Pace(state.step)
+        while state.step < train.steps and not self._is_out_of_patience():
+            begin = time.perf_counter()
+            asked = self.take_step(next(batches), interruption.asked)
+            pace.add(time.perf_counter() - begin, self.step_tokens)
+            last = state.step == train.steps
+            if state.step % train.log_every == 0 or last:
+                self._log(pace)
+            if state.step % every == 0 or last:
+                self._evaluate()
+            if asked or last or state.step % train.checkpoint_every == 0:
+                self.save()
+            if asked and not last:
+                raise Interrupted(
+                    f"interrupted at step {state.step} of {train.steps}; "
+                    f"the same command goes on from there ({self.run.path})"
+                )
+        self.save()
+
+    def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
+        """Update once from several batches; True where any process was asked to stop."""
+        accelerator, state, train = self.accelerator, self.state, self.recipe.train
+        targets, tokens = self._sum(
+            sum(batch.num_targets for batch in batches), sum(batch.num_tokens for batch in batches)
+        )
+        set_rate(self.optimizer, learning_rate(state.step + 1, train))
+        self.model.train()
+        loss = torch.zeros((), device=accelerator.device)
+        for place, batch in enumerate(batches):
+            number = state.step * train.accumulate + place
+            torch.manual_seed(stable_seed(self.recipe.seed, number, accelerator.process_index))
+            ready = place == len(batches) - 1
+            with nullcontext() if ready else accelerator.no_sync(self.model):
+                part = self._loss(batch, targets)
+                accelerator.backward(part * accelerator.num_processes)
+            loss += part.detach()
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
+        self.step_loss, stop = self._sum(float(loss), float(asked))
+        self.step_norm, self.step_tokens = float(norm), int(tokens)
+        if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
+            raise self._diverged()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        state.step += 1
+        state.tokens += int(tokens)
+        state.loss += self.step_loss * targets
+        state.targets += int(targets)
+        return stop > 0
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, if it is new, and drop those no longer needed."""
+        train, folder = self.recipe.train, self.run.checkpoints
+        if self.saved_step == self.state.step:
+            return
+        weights = {f"{WEIGHTS}{name}": tensor for name, tensor in self._weights().items()}
+        optimizer = get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
+        if self.accelerator.is_main_process:
+            path = checkpoint_path(folder, "step", self.state.step)
+            tensors = {**weights, **_flat(optimizer["state"])}
+            write_checkpoint(path, Checkpoint(tensors, asdict(self.state)))
+            kept = [step for step, _ in numbered(folder, "step")][-train.keep :]
+            prune(folder, "step", {*kept, *regular_steps(train, self.state.step)})
+            prune(folder, "best", [self.state.best_step])
+        self.saved_step = self.state.step
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """What each step that is left is fed."""
+        train, accelerator = self.recipe.train, self.accelerator
+        batches = self.task.train_batches(
+            self.state.step * train.accumulate,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+        )
+        while True:
+            yield [next(batches) for _ in range(train.accumulate)]
+
+    def _loss(self, batch: Batch, targets: float) -> Tensor:
+        device = self.accelerator.device
+        inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+        count = torch.tensor(max(1.0, targets), device=device)
+        loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
+        return loss
+
+    def _sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes."""
+        local = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        total: list[float] = self.accelerator.reduce(local, "sum").tolist()
+        return total
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Every weight once, gathered from all processes (to the first, where it is sharded)."""
+        state = get_model_state_dict(self.model, options=WHOLE)
+        return {name: state[name] for name in self.names if name in state}
+
+    def _log(self, pace: "Pace") -> None:
+        state, train = self.state, self.recipe.train
+        loss = state.loss / max(1, state.targets)
+        state.loss, state.targets = 0.0, 0
+        values = {
+            "loss": loss,
+            "lr": learning_rate(state.step, train),
+            "grad_norm": self.step_norm,
+            "tokens": state.tokens,
+        }
+        seconds, tokens = pace.lap()
+        if self.accelerator.is_main_process:
+            self._record(values)
+            self.run.log_time(state.step, {"seconds": seconds, "tokens": tokens})
+        left = pace.seconds_per_step(state.step) * (train.steps - state.step)
+        self.progress.show(state.step, train.steps, loss, tokens / max(seconds, 1e-9), left)
+
+    def _record(self, values: Mapping[str, object]) -> None:
+        self.run.log(self.state.step, values)
+        if self.curves is not None:
+            self.curves.add(self.state.step, values)
+
+    def _evaluate(self) -> None:
+        """Measure on validation, and keep the weights if they are the best so far."""
+        state, task = self.state, self.task
+        scores = evaluate(self._whole_model(), task, "validation", self.recipe.evaluate).scores
+        value = scores.metrics[task.main_metric]
+        sign = 1 if task.higher_is_better else -1
+        better = state.best is None or sign * value > sign * state.best
+        if better:
+            state.best, state.best_step, state.waited = value, state.step, 0
+        else:
+            state.waited += 1
+        weights = self._weights() if better else {}
+        if self.accelerator.is_main_process:
+            self._record({"validation": scores.metrics})
+            self.progress.say(f"step {state.step}  validation {task.main_metric} {value:.4f}")
+            if better:
+                tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
+                path = checkpoint_path(self.run.checkpoints, "best", state.step)
+                write_checkpoint(path, Checkpoint(tensors, {"step": state.step, "value": value}))
+
+    def _whole_model(self) -> SynthesizerPreTrainedModel:
+        """The model for evaluation: itself, or a copy of it where its weights are sharded."""
+        model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return model
+        options = StateDictOptions(full_state_dict=True)
+        weights = get_model_state_dict(self.model, options=options)
+        whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
+        load_weights(whole, weights, "this run")
+        return whole.to(self.accelerator.device)
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.recipe.train.patience
+        return bool(patience) and self.state.waited >= patience
+
+    def _diverged(self) -> UserError:
+        good = numbered(self.run.checkpoints, "step")
+        kept = (
+            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
+        )
+        return UserError(
+            f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
+            f"{self.state.step + 1}; {kept}; lower train.lr or train.table_rate"
+        )
+
+
+class Pace:
+    """Seconds and tokens of training, evaluations and checkpoints aside."""
+
+    def __init__(self, step: int) -> None:
+        self._begin, self._first = time.perf_counter(), step
+        self._seconds, self._tokens = 0.0, 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self._seconds += seconds
+        self._tokens += tokens
+
+    def lap(self) -> tuple[float, int]:
+        """Seconds and tokens since the last lap."""
+        lap = self._seconds, self._tokens
+        self._seconds, self._tokens = 0.0, 0
+        return lap
+
+    def seconds_per_step(self, step: int) -> float:
+        """All that was spent, per step taken here."""
+        return (time.perf_counter() - self._begin) / max(1, step - self._first)
+
+
+def open_accelerator(recipe: Recipe) -> Accelerator:
+    """Processes and devices as they were launched; the precision is the recipe's alone."""
+    return Accelerator(mixed_precision=_precision(recipe), cpu=not torch.accelerator.is_available())
+
+
+def _is_alone_by_mistake(accelerator: Accelerator) -> bool:
+    """Whether accelerate's launcher named a meeting place but, without MPI, started no others."""
+    launched = "MASTER_ADDR" in os.environ and "ACCELERATE_MIXED_PRECISION" in os.environ
+    return launched and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1
+
+
+def _precision(recipe: Recipe) -> str:
+    if recipe.train.precision == "float32":
+        return "no"
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        raise UserError("train.precision is bfloat16, which this GPU lacks; use float32")
+    return "bf16"
+
+
+def _flat(state: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {
+        f"{OPTIMIZER}{name}/{key}": tensor
+        for name, kept in state.items()
+        for key, tensor in kept.items()
+    }
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    state: dict[str, dict[str, Tensor]] = {}
+    for path, tensor in flat.items():
+        name, _, key = path.rpartition("/")
+        state.setdefault(name, {})[key] = tensor
+    return state

@@ -1,0 +1,167 @@
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from synthesizer.corpora import CORPORA, listops, python_docs
+from synthesizer.corpora.drawing import draw_splits
+from synthesizer.errors import UserError
+
+SMALL = {"train": 60, "validation": 20, "test": 20}
+COLUMNS = {
+    "python-docs": ["text"],
+    "grammar-ende": ["en", "de"],
+    "listops": ["Source", "Target"],
+    "listops-short": ["Source", "Target"],
+    "shift": ["input", "target"],
+    "recall": ["input", "target"],
+}
+
+every_corpus = pytest.mark.parametrize("name", CORPORA)
+every_drawn_corpus = pytest.mark.parametrize("name", [n for n in CORPORA if n != "python-docs"])
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {name: small(name) for name in CORPORA}
+
+
+def small(name, **options):
+    sizes = SMALL if "train" in inspect.signature(CORPORA[name]).parameters else {}
+    return CORPORA[name](**sizes, **options)
+
+
+@every_corpus
+def test_a_corpus_has_three_splits_of_named_columns(name, made):
+    assert list(made[name]) == ["train", "validation", "test"]
+    for rows in made[name].values():
+        assert rows
+        assert all(list(row) == COLUMNS[name] and all(row.values()) for row in rows)
+
+
+@every_corpus
+def test_no_row_is_in_two_splits_nor_twice_in_one(name, made):
+    sources = [row[COLUMNS[name][0]] for rows in made[name].values() for row in rows]
+    assert len(sources) == len(set(sources))
+
+
+@every_drawn_corpus
+def test_the_seed_alone_decides_the_rows(name, made):
+    assert small(name) == made[name]
+    assert small(name, seed=1) != made[name]
+
+
+@every_drawn_corpus
+def test_a_longer_train_split_leaves_validation_and_test_alone(name, made):
+    longer = CORPORA[name](**SMALL | {"train": 61})
+    assert longer["validation"] == made[name]["validation"]
+    assert longer["test"] == made[name]["test"]
+    assert longer["train"][:60] == made[name]["train"]
+
+
+def test_a_corpus_that_runs_out_of_rows_says_so():
+    with pytest.raises(UserError, match="ran out after 2 distinct rows; ask for smaller splits"):
+        draw_splits(lambda rng: {"x": rng.choice("ab")}, "x", 0, train=2, test=1)
+
+
+def test_the_corpora_load_without_torch():
+    check = "import sys, synthesizer.corpora; sys.exit('torch' in sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", check], env={"PYTHONPATH": ":".join(sys.path)}, check=True
+    )
+
+
+def test_python_docs_is_over_a_megabyte_of_dedented_english(made):
+    texts = [row["text"] for rows in made["python-docs"].values() for row in rows]
+    assert sum(map(len, texts)) > 1_300_000
+    assert not any(text.startswith((" ", "\n")) for text in texts)
+    words = Counter(word for text in texts for word in text.split())
+    assert words.most_common(1)[0][0] == "the"
+
+
+def test_python_docs_keeps_two_held_out_shares(made):
+    size = {
+        name: sum(len(row["text"]) for row in rows) for name, rows in made["python-docs"].items()
+    }
+    assert size["train"] > 5 * (size["validation"] + size["test"])
+    assert min(size["validation"], size["test"]) > 50_000
+
+
+def test_python_docs_without_sources_says_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match=r"has no \.py files; python-docs is made from"):
+        python_docs.splits()
+
+
+def test_python_docs_without_topics_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(UserError, match=r"this Python has no help topics \(pydoc_data\.topics\)"):
+        python_docs.splits()
+
+
+def value_of(source):
+    """ListOps by rewriting innermost lists, so nothing is shared with the generator."""
+    rules = {
+        "MIN": lambda digits: digits[0],
+        "MAX": lambda digits: digits[-1],
+        "MED": lambda digits: int((digits[(len(digits) - 1) // 2] + digits[len(digits) // 2]) / 2),
+        "SM": lambda digits: sum(digits) % 10,
+    }
+    stack = []
+    for token in source.split():
+        if token != "]":
+            stack.append(token)
+            continue
+        opening = max(place for place, kept in enumerate(stack) if kept.startswith("["))
+        digits = sorted(map(int, stack[opening + 1 :]))
+        stack[opening:] = [str(rules[stack[opening][1:]](digits))]
+    return stack
+
+
+@pytest.mark.parametrize("name", ["listops", "listops-short"])
+def test_an_independent_evaluator_agrees_with_every_listops_label(name, made):
+    for rows in made[name].values():
+        assert all(value_of(row["Source"]) == [row["Target"]] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("listops", 500, 2000), ("listops-short", 10, 60)]
+)
+def test_listops_lengths_lie_strictly_between_the_limits(name, low, high, made):
+    lists = [row["Source"].split() for rows in made[name].values() for row in rows]
+    assert all(low < len(tokens) < high for tokens in lists)
+    assert len({token for tokens in lists for token in tokens}) == 15
+
+
+def test_short_lists_nest_at_least_once(made):
+    assert all(
+        row["Source"].count("[") > 1 for rows in made["listops-short"].values() for row in rows
+    )
+
+
+def test_no_list_is_deeper_than_asked():
+    rows = listops.splits(train=200, validation=1, test=1, longer_than=4, max_depth=3)["train"]
+    deepest = 0
+    for row in rows:
+        depth = 0
+        for token in row["Source"].split():
+            depth += token.startswith("[") - (token == "]")
+            deepest = max(deepest, depth)
+    assert deepest == 2, "the third level is digits"
+
+
+def test_shift_asks_for_the_token_three_back(made):
+    for row in made["shift"]["test"]:
+        tokens, target = row["input"].split(), row["target"].split()
+        assert target == ["_"] * 3 + tokens[:-3]
+
+
+def test_recall_asks_for_the_value_bound_to_the_key(made):
+    for row in made["recall"]["test"]:
+        tokens, target = row["input"].split(), row["target"].split()
+        bound = dict(re.fullmatch(r"([a-z])(\d+)", token).groups() for token in tokens[:12])
+        assert len(bound) == 12
+        assert target == ["_"] * 12 + [bound[key] for key in tokens[12:]]
