@@ -40,7 +40,6 @@ PERSONS = _nouns("""
     singer singers f Sängerin Sängerin Sängerinnen
     dancer dancers f Tänzerin Tänzerin Tänzerinnen
     witch witches f Hexe Hexe Hexen
-    child children n Kind Kindes Kinder
 """)
 
 ANIMALS = _nouns("""
@@ -126,10 +125,7 @@ CUES = _nouns("""
     carpenter carpenters m Tischler Tischlers Tischler
     cashier cashiers f Kassiererin Kassiererin Kassiererinnen
     coach coaches m Trainer Trainers Trainer
-    composer composers w Komponist Komponisten Komponisten
-    detective detectives m Detektiv Detektivs Detektive
     engineer engineers m Ingenieur Ingenieurs Ingenieure
-    fireman firemen m Feuerwehrmann Feuerwehrmannes Feuerwehrmänner
     fisherman fishermen m Fischer Fischers Fischer
     gardener gardeners m Gärtner Gärtners Gärtner
     groom grooms m Bräutigam Bräutigams Bräutigame
@@ -139,13 +135,11 @@ CUES = _nouns("""
     notary notaries m Notar Notars Notare
     pianist pianists f Pianistin Pianistin Pianistinnen
     plumber plumbers m Klempner Klempners Klempner
-    priest priests m Priester Priesters Priester
     sailor sailors w Matrose Matrosen Matrosen
     schoolgirl schoolgirls f Schülerin Schülerin Schülerinnen
     seamstress seamstresses f Näherin Näherin Näherinnen
     secretary secretaries f Sekretärin Sekretärin Sekretärinnen
     smoker smokers m Raucher Rauchers Raucher
-    surgeon surgeons w Chirurg Chirurgen Chirurgen
     tailor tailors m Schneider Schneiders Schneider
     vampire vampires m Vampir Vampirs Vampire
     violinist violinists f Geigerin Geigerin Geigerinnen
@@ -181,8 +175,6 @@ AMBIGUOUS = _senses("""
     key keys f Taste Taste Tasten : pianist
     bat bats f Fledermaus Fledermaus Fledermäuse : vampire biologist
     bat bats m Schläger Schlägers Schläger : coach athlete
-    match matches n Streichholz Streichholzes Streichhölzer : smoker fireman
-    match matches f Partie Partie Partien : coach athlete
     bow bows m Bogen Bogens Bögen : archer violinist
     bow bows f Schleife Schleife Schleifen : bride seamstress
     plant plants f Pflanze Pflanze Pflanzen : gardener biologist
@@ -191,18 +183,12 @@ AMBIGUOUS = _senses("""
     lock locks f Schleuse Schleuse Schleusen : captain sailor
     pen pens m Stift Stiftes Stifte : secretary notary
     pen pens n Gehege Geheges Gehege : zookeeper biologist
-    note notes f Note Note Noten : pianist violinist
-    note notes m Zettel Zettels Zettel : secretary detective
-    record records f Schallplatte Schallplatte Schallplatten : pianist composer
-    record records m Rekord Rekords Rekorde : coach athlete
     board boards n Brett Brettes Bretter : carpenter worker
     board boards f Tafel Tafel Tafeln : schoolgirl headmaster
     suit suits m Anzug Anzugs Anzüge : tailor groom
     suit suits f Klage Klage Klagen : lawyer witness
     pipe pipes n Rohr Rohrs Rohre : plumber engineer
     pipe pipes f Pfeife Pfeife Pfeifen : smoker captain
-    organ organs f Orgel Orgel Orgeln : priest composer
-    organ organs n Organ Organs Organe : surgeon biologist
 """)
 
 

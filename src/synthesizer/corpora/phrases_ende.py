@@ -17,7 +17,7 @@ from synthesizer.corpora.german import (
 )
 from synthesizer.corpora.verbs_ende import Verb
 
-_PERSON_PRONOUN = {"m": "he", "f": "she", "n": "it", "p": "they"}
+_PERSON_PRONOUN = {"m": "he", "f": "she", "p": "they"}
 _OBJECT_PRONOUN = {"he": "him", "she": "her", "it": "it", "they": "them"}
 _AUXILIARY = {"haben": ("hat", "haben"), "sein": ("ist", "sind")}
 _ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -180,7 +180,7 @@ class Phrases:
         noun = self._someone_else(owned)
         english, german = self._named(noun, "gen", noun.gender, "person", "the")
         german = f"{determiner('the', 'gen', noun.gender)} {german}"
-        if self.chance(0.3):
+        if self.chance(0.15):
             above = self._owner(noun)
             return Phrase(f"{above.en}'s {english}", f"{german} {above.de}", noun.gender, "it")
         return Phrase(f"the {english}", german, noun.gender, "it")
