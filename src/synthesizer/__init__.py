@@ -10,13 +10,13 @@ from synthesizer.errors import UserError
 
 if TYPE_CHECKING:
     from synthesizer.attention import CrossAttention, SyntheticAttention, ValueCache
+    from synthesizer.backbone import SynthesizerModel
     from synthesizer.cache import SynthesizerCache
     from synthesizer.config import SynthesizerConfig
     from synthesizer.models import (
         SynthesizerForCausalLM,
         SynthesizerForConditionalGeneration,
         SynthesizerForSequenceClassification,
-        SynthesizerModel,
     )
     from synthesizer.synthesis import SYNTHESES, Size, build_synthesis
 

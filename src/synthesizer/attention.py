@@ -12,7 +12,7 @@ Causality compares slots, tables compare positions: so a padded or cached sequen
 of the same sequence alone. Letters as in synthesis.py.
 """
 
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,9 @@ class ValueCache:
         self.values: Tensor | None = None
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        self.keys = _append(self.keys, keys)
-        self.values = values if self.values is None else torch.cat([self.values, values], dim=-2)
-        return self.keys, self.values
+        self.keys = append(self.keys, keys)
+        self.values = values = append(self.values, values)
+        return self.keys, values
 
     def get_seq_length(self) -> int:
         return 0 if self.values is None else self.values.shape[-2]
@@ -99,6 +99,7 @@ class SyntheticAttention(nn.Module):
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        check_tokens(x, self.size.d_model)
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
         if cache is not None:
             keys, values = cache.update(keys, values)
@@ -116,14 +117,16 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
+        check_tokens(x, self.size.d_model)
         keys = self.synthesis.keys(x)
         weights = self._weights(x, keys, x.shape[1], attention_mask, position_ids, bias)
         return weights.expand(x.shape[0], -1, -1, -1)
 
     def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
+        check_tokens(x, self.size.d_model)
         num_keys = x.shape[1]
-        self._check(x, num_keys, None, position_ids)
+        self._check(x.shape[0], num_keys, None, position_ids)
         positions = locate(None, position_ids, num_keys, x.device)
         return self.synthesis(x, self.synthesis.keys(x), positions, positions)
 
@@ -144,7 +147,7 @@ class SyntheticAttention(nn.Module):
         position_ids: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        self._check(x, num_keys, attention_mask, position_ids)
+        self._check(x.shape[0], num_keys, attention_mask, position_ids)
         num_queries = x.shape[1]
         key_positions = locate(attention_mask, position_ids, num_keys, x.device)
         positions = key_positions[..., num_keys - num_queries :]
@@ -157,23 +160,17 @@ class SyntheticAttention(nn.Module):
 
     def _check(
         self,
-        x: Tensor,
+        batch: int,
         num_keys: int,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
     ) -> None:
-        if x.dim() != 3 or x.shape[2] != self.size.d_model:
-            raise UserError(
-                f"x has shape {tuple(x.shape)}; expected (batch, length, {self.size.d_model})"
-            )
-        if x.shape[1] == 0:
-            raise UserError("x has no tokens; give each sequence at least one")
         if num_keys > self.size.max_len:
             raise too_long(num_keys, self.size.max_len)
         if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], num_keys)
+            check_mask(attention_mask, batch, num_keys)
         if position_ids is not None:
-            check_positions(position_ids, x.shape[0], num_keys, self.size.max_len)
+            check_positions(position_ids, batch, num_keys, self.size.max_len)
 
 
 class CrossAttention(nn.Module):
@@ -281,6 +278,14 @@ def too_long(length: int, max_len: int) -> UserError:
     )
 
 
+def check_tokens(x: Tensor, d_model: int) -> None:
+    """Refuse what is no batch of sequences of this width."""
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
+    if x.shape[1] == 0:
+        raise UserError("x has no tokens; give each sequence at least one")
+
+
 def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
     """Refuse a mask that does not say of each token whether it is real."""
     if attention_mask.shape != (batch, num_keys):
@@ -315,7 +320,10 @@ def _hides_only_the_end(attention_mask: Tensor) -> bool:
     return bool((real[:, 1:] <= real[:, :-1]).all())
 
 
-def _append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if old is None or new is None:
-        return new
-    return torch.cat([old, new], dim=-2)
+@overload
+def append(old: Tensor | None, new: Tensor) -> Tensor: ...
+@overload
+def append(old: Tensor | None, new: None) -> None: ...
+def append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What a cache of (B, H, S, n) holds after new tokens; nothing stays nothing."""
+    return new if old is None or new is None else torch.cat([old, new], dim=-2)

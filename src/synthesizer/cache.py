@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from synthesizer.attention import CrossAttention
+from synthesizer.attention import CrossAttention, append
 
 
 class ValueLayer(DynamicLayer):
     """One layer's values (B, H, S, K), and its keys if it has any."""
+
+    keys: Tensor | None
+    values: Tensor | None
 
     def lazy_initialization(self, key_states: Tensor | None, value_states: Tensor) -> None:
         self.dtype, self.device = value_states.dtype, value_states.device
@@ -21,15 +23,12 @@ class ValueLayer(DynamicLayer):
     ) -> tuple[Tensor | None, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
-        else:
-            if key_states is not None:
-                self.keys = torch.cat([self.keys, key_states], dim=-2)
-            self.values = torch.cat([self.values, value_states], dim=-2)
-        return self.keys, self.values
+        self.keys = append(self.keys, key_states)
+        self.values = values = append(self.values, value_states)
+        return self.keys, values
 
     def get_seq_length(self) -> int:
-        return self.values.shape[-2] if self.is_initialized else 0
+        return 0 if self.values is None else self.values.shape[-2]
 
     def offload(self) -> None:
         self._change(lambda kept: kept.to("cpu", non_blocking=True))
@@ -56,9 +55,8 @@ class ValueLayer(DynamicLayer):
         self._change(lambda kept: kept[indices])
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.is_initialized:
-            self.keys = None if self.keys is None else change(self.keys)
-            self.values = change(self.values)
+        self.keys = None if self.keys is None else change(self.keys)
+        self.values = None if self.values is None else change(self.values)
 
 
 class SynthesizerCache(Cache):

@@ -48,9 +48,9 @@ class SynthesizerConfig(PreTrainedConfig):
 
     kind               "decoder", "encoder" or "encoder_decoder"; by default what the class needs
     max_len            the longest sequence: every synthesized table has this side
-    decoder_max_len    the same for the decoder of an encoder-decoder, by default max_len
     synthesis          a spec string, for all layers or per layer
-    decoder_synthesis  the same for the decoder of an encoder-decoder, by default synthesis
+    num_decoder_layers, decoder_max_len, decoder_synthesis
+                       the same for an encoder-decoder's decoder; left out, it is as the encoder
     norm               "layer" (with biases) or "rms" (without, as T5)
     norm_position      "pre" or "post" each sublayer
     positions          "sinusoidal", "learned", "relative" (T5's bias, outside alpha) or "none"
@@ -74,12 +74,12 @@ class SynthesizerConfig(PreTrainedConfig):
     d_model: int = 512
     num_heads: int = 8
     num_layers: int = 6
-    num_decoder_layers: int | None = None
+    num_decoder_layers: int = 0
     d_ff: int = 2048
     max_len: int = 256
-    decoder_max_len: int | None = None
+    decoder_max_len: int = 0
     synthesis: str = "random+dot"
-    decoder_synthesis: str | None = None
+    decoder_synthesis: str = ""
     norm: str = "layer"
     norm_position: str = "pre"
     activation: str = "relu"
@@ -104,10 +104,8 @@ class SynthesizerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         self._check_choices()
-        if self.num_decoder_layers is None:
-            self.num_decoder_layers = self.num_layers
-        if self.decoder_max_len is None:
-            self.decoder_max_len = self.max_len
+        self.num_decoder_layers = self.num_decoder_layers or self.num_layers
+        self.decoder_max_len = self.decoder_max_len or self.max_len
         decoder = self.decoder_synthesis or self.synthesis
         if self.kind is not None:
             self.synthesis = self._settle(self.synthesis, self.num_layers, self.max_len)
@@ -126,6 +124,8 @@ class SynthesizerConfig(PreTrainedConfig):
                 f"a config of kind {self.kind!r} met a model of kind {kind!r}; "
                 f"leave kind out, or make the config with kind={kind!r}"
             )
+        if self.kind == kind:
+            return self
         return type(self).from_dict({**self.to_dict(), "kind": kind})
 
     def encoder_shape(self) -> Shape:
@@ -134,7 +134,6 @@ class SynthesizerConfig(PreTrainedConfig):
 
     def decoder_shape(self) -> Shape:
         """What the decoder of an encoder-decoder is built from."""
-        assert self.decoder_max_len is not None
         return self._shape(self.decoder_max_len, causal=True, cross=True)
 
     def _shape(self, max_len: int, *, causal: bool, cross: bool = False) -> Shape:

@@ -4,7 +4,7 @@ Letters as in synthesis.py.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from synthesizer.spec import NONE
 from synthesizer.synthesis import resized
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 NORM_POSITIONS = ("pre", "post")
 POSITIONS = ("sinusoidal", "learned", "relative", "none")
 
@@ -83,13 +83,9 @@ class RelativeBias(nn.Module):
 
     def _bucket(self, distance: Tensor) -> Tensor:
         """Near distances one by one, far ones in logarithmic steps; the future has its own."""
-        buckets, offset = self.num_buckets, 0
-        if self.causal:
-            distance = (-distance).clamp(min=0)
-        else:
-            buckets //= 2
-            offset = (distance > 0) * buckets
-            distance = distance.abs()
+        buckets = self.num_buckets if self.causal else self.num_buckets // 2
+        offset = (distance > 0).long() * (0 if self.causal else buckets)
+        distance = (-distance).clamp(min=0) if self.causal else distance.abs()
         near = buckets // 2
         ratio = (distance.clamp(min=1) / near).log() / math.log(self.max_distance / near)
         far = (near + (ratio * (buckets - near)).long()).clamp(max=buckets - 1)
@@ -184,15 +180,23 @@ class Layer(GradientCheckpointingLayer):
             if cache is not None:
                 cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
             return x, None
-        attend = self.attention.attend if context.keep_weights else self.attention
-        y = attend(
-            self._enter(x, self.attention_norm),
-            attention_mask=context.attention_mask,
+        x_in, mask = self._enter(x, self.attention_norm), context.attention_mask
+        if not context.keep_weights:
+            y = self.attention(
+                x_in,
+                attention_mask=mask,
+                position_ids=context.positions,
+                bias=context.bias,
+                cache=cache,
+            )
+            return self._leave(x, y, self.attention_norm), None
+        y, weights = self.attention.attend(
+            x_in,
+            attention_mask=mask,
             position_ids=context.positions,
             bias=context.bias,
             cache=cache,
         )
-        y, weights = y if context.keep_weights else (y, None)
         return self._leave(x, y, self.attention_norm), weights
 
     def _look_across(
@@ -226,6 +230,8 @@ class StackOutput:
 class Stack(nn.Module):
     """Positions, layers, and the last norm of a pre-norm stack."""
 
+    layers: Sequence[Layer]
+
     def __init__(self, shape: Shape, specs: Sequence[str]) -> None:
         super().__init__()
         self.shape = shape
@@ -233,7 +239,8 @@ class Stack(nn.Module):
         self.relative = None
         if shape.positions == "relative":
             self.relative = RelativeBias(shape.num_heads, causal=shape.causal)
-        self.layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
+        layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
+        self.layers = layers  # type: ignore[assignment]
         last = NORMS[shape.norm] if shape.norm_position == "pre" else None
         self.norm = nn.Identity() if last is None else last(shape.d_model)
         self.dropout = nn.Dropout(shape.dropout)

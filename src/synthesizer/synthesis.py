@@ -268,32 +268,34 @@ SYNTHESES = {
 }
 
 
+Part = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense
+
+
 class Mixture(nn.Module):
     """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
 
-    def __init__(self, parts: Sequence[nn.Module], num_heads: int) -> None:
+    parts: Sequence[Part]
+
+    def __init__(self, parts: Sequence[Part], num_heads: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.mix = _empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]
         self.d_keys = sum(self.widths)
+        reach = ("nothing", "its own token", "every pair")
+        self.looks_at = max((part.looks_at for part in parts), key=reach.index)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.mix)
-
-    @property
-    def looks_at(self) -> str:
-        """What the most curious part looks at."""
-        order = ("nothing", "its own token", "every pair")
-        return max((part.looks_at for part in self.parts), key=order.index)
 
     def alphas(self) -> Tensor:
         """The weight of each part: (H, parts), rows sum to one."""
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        kept = [part.keys(x) for part in self.parts if part.d_keys]
+        each = [part.keys(x) for part in self.parts]
+        kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if kept else None
 
     def forward(
@@ -312,7 +314,7 @@ class Mixture(nn.Module):
             part.resize(max_len)
 
 
-Synthesis = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense | Mixture
+Synthesis = Part | Mixture
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
@@ -343,7 +345,7 @@ def _options(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
     return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _build_part(term: Term, size: Size) -> Synthesis:
+def _build_part(term: Term, size: Size) -> Part:
     cls = SYNTHESES[term.name]
     known = _options(cls)
     options = {}
@@ -424,4 +426,4 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
     """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) places."""
     if index.dim() == 1:
         return values[..., index]
-    return values.take_along_dim(index[:, None, None], dim=-1)
+    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))

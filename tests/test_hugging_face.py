@@ -1,0 +1,290 @@
+"""What users of Hugging Face rely on: saving, Auto classes, generate, Trainer, pipelines."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from synthesizer import (
+    SynthesizerForCausalLM,
+    SynthesizerForConditionalGeneration,
+    SynthesizerForSequenceClassification,
+    SynthesizerModel,
+    UserError,
+)
+from test_models import EVERY_LAYER, TINY, build, config, every_layer, ids
+
+KINDS = {
+    AutoModelForCausalLM: SynthesizerForCausalLM,
+    AutoModelForSeq2SeqLM: SynthesizerForConditionalGeneration,
+    AutoModelForSequenceClassification: SynthesizerForSequenceClassification,
+}
+NO_STOP = {"eos_token_id": None, "pad_token_id": 0}
+
+
+def logits_of(model):
+    if model.config.is_encoder_decoder:
+        return model(ids(2, 6), decoder_input_ids=ids(2, 5, seed=4)).logits
+    return model(ids(2, 6)).logits
+
+
+@pytest.mark.parametrize("spec", EVERY_LAYER)
+def test_saved_and_loaded_a_model_is_the_same_to_the_bit(spec, tmp_path):
+    """Models are built on the meta device first: what __init__ alone fills comes back void."""
+    model = build(SynthesizerForCausalLM, spec, positions="learned")
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(again) is SynthesizerForCausalLM
+    state = again.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(logits_of(again), logits_of(model))
+    assert again.config.to_dict().keys() == model.config.to_dict().keys()
+
+
+@pytest.mark.parametrize("auto", KINDS)
+def test_auto_classes_find_every_model(auto, tmp_path):
+    model = build(KINDS[auto], "fixed_random+dense", positions="relative")
+    model.save_pretrained(tmp_path)
+    again = auto.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(again) is KINDS[auto]
+    assert torch.equal(logits_of(again), logits_of(model))
+    assert AutoConfig.from_pretrained(tmp_path).synthesis == "fixed_random+dense"
+    assert type(AutoModel.from_pretrained(tmp_path)) is SynthesizerModel
+    assert type(auto.from_config(config("R"))) is KINDS[auto]
+
+
+def test_a_fresh_model_starts_as_its_parts_start():
+    model = SynthesizerForCausalLM(config("random+fixed_random", d_model=96, max_len=64))
+    for layer in model.model.decoder.layers:
+        learned, fixed = layer.attention.synthesis.parts
+        assert learned.table.std().item() == pytest.approx(0.02, rel=0.1)
+        assert fixed.table.std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_tied_weights_are_saved_once(tmp_path):
+    build(SynthesizerForCausalLM).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+    assert len([name for name in names if "embedding" in name or "lm_head" in name]) == 1
+    model = SynthesizerForCausalLM.from_pretrained(tmp_path)
+    assert model.lm_head.weight is model.model.embedding.weight
+    loose = SynthesizerForCausalLM(config(tie_word_embeddings=False))
+    assert loose.lm_head.weight is not loose.model.embedding.weight
+
+
+@every_layer
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beam"])
+def test_generate_gives_the_same_with_and_without_a_cache(spec, how):
+    model = build(SynthesizerForCausalLM, spec, max_len=8)
+    prompt, mask = ids(2, 3), torch.tensor([[1, 1, 1], [0, 1, 1]])
+    asked = {"max_new_tokens": 5, "do_sample": False, **NO_STOP, **how}
+    asked |= {"output_logits": True, "return_dict_in_generate": True}
+    cached = model.generate(prompt, attention_mask=mask, **asked)
+    plain = model.generate(prompt, attention_mask=mask, use_cache=False, **asked)
+    assert torch.equal(cached.sequences, plain.sequences)
+    for ours, theirs in zip(cached.logits, plain.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+
+
+@every_layer
+def test_an_encoder_decoder_generates_the_same_with_and_without_a_cache(spec):
+    model = build(SynthesizerForConditionalGeneration, spec)
+    source, mask = ids(2, 5), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
+    asked = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2, "eos_token_id": None}
+    cached = model.generate(source, attention_mask=mask, **asked)
+    plain = model.generate(source, attention_mask=mask, use_cache=False, **asked)
+    assert torch.equal(cached, plain)
+
+
+@pytest.mark.parametrize("spec", ["random", "dense+dot"])
+def test_sampling_from_a_seed_gives_the_same_with_and_without_a_cache(spec):
+    model, drawn = build(SynthesizerForCausalLM, spec), []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        drawn.append(
+            model.generate(
+                ids(2, 3), max_new_tokens=5, do_sample=True, use_cache=use_cache, **NO_STOP
+            )
+        )
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("spec", ["random", "fixed_random", "dense", "random+dot"])
+def test_a_left_padded_batch_generates_what_each_prompt_generates_alone(spec):
+    model = build(SynthesizerForCausalLM, spec)
+    short, long = ids(1, 2, seed=6), ids(1, 4, seed=7)
+    batch = torch.cat([torch.cat([torch.zeros(1, 2, dtype=torch.long), short], dim=1), long])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    asked = {"max_new_tokens": 4, "do_sample": False, **NO_STOP}
+    together = model.generate(batch, attention_mask=mask, **asked)
+    assert torch.equal(together[0, 2:], model.generate(short, **asked)[0])
+    assert torch.equal(together[1], model.generate(long, **asked)[0])
+
+
+def test_prompt_lookup_crops_the_cache_and_changes_nothing():
+    model, prompt = build(SynthesizerForCausalLM, "random+dot", max_len=24), ids(1, 6)
+    asked = {"max_new_tokens": 12, "do_sample": False, **NO_STOP}
+    plain = model.generate(prompt, **asked)
+    looked_up = model.generate(prompt, prompt_lookup_num_tokens=2, **asked)
+    assert torch.equal(plain, looked_up)
+
+
+def test_generate_refuses_to_pass_max_len_before_the_first_token():
+    model = build(SynthesizerForCausalLM)
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(UserError) as error:
+        model.generate(ids(1, 5), max_new_tokens=4, **NO_STOP)
+    assert (
+        "asked for 9 tokens, prompt and new ones together, from a model built for max_len=8"
+        in str(error.value)
+    )
+    assert calls == []
+    assert model.generate(ids(1, 5), max_new_tokens=3, **NO_STOP).shape == (1, 8)
+    seq2seq = build(SynthesizerForConditionalGeneration)
+    with pytest.raises(
+        UserError, match="asked for 9 new tokens from a model built for decoder_max"
+    ):
+        seq2seq.generate(ids(1, 5), max_new_tokens=9)
+    assert seq2seq.generate(ids(1, 8), max_new_tokens=8, eos_token_id=None).shape == (1, 9)
+
+
+def test_a_static_cache_is_refused_clearly():
+    with pytest.raises(UserError, match="cache_implementation='static' keeps keys that a Synth"):
+        build(SynthesizerForCausalLM).generate(
+            ids(1, 3), max_new_tokens=2, cache_implementation="static", **NO_STOP
+        )
+
+
+def test_generate_returns_attention_weights_when_asked():
+    model = build(SynthesizerForCausalLM, "random")
+    output = model.generate(
+        ids(1, 3),
+        max_new_tokens=2,
+        output_attentions=True,
+        return_dict_in_generate=True,
+        **NO_STOP,
+    )
+    assert output.attentions[0][0].shape == (1, 3, 3, 3)
+    assert output.attentions[1][0].shape == (1, 3, 1, 4)
+
+
+@pytest.mark.parametrize("spec", ["random+dot", "factorized_dense"])
+def test_gradient_checkpointing_changes_no_gradient(spec):
+    model, tokens = build(SynthesizerForCausalLM, spec).train(), ids(2, 6)
+    model(tokens, labels=tokens).loss.backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(tokens, labels=tokens).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], atol=1e-10, rtol=1e-10)
+
+
+def test_resizing_token_embeddings_keeps_the_old_tokens():
+    model, tokens = build(SynthesizerForCausalLM), ids(2, 6)
+    before = model(tokens).logits
+    model.resize_token_embeddings(21, mean_resizing=False)
+    assert model.config.vocab_size == 21
+    assert model.lm_head.weight is model.model.embedding.weight
+    torch.testing.assert_close(model(tokens).logits[..., :17], before, atol=1e-10, rtol=0)
+
+
+def arguments(cls, folder, **changes):
+    return cls(
+        output_dir=str(folder),
+        max_steps=60,
+        per_device_train_batch_size=16,
+        learning_rate=1e-2,
+        save_strategy="no",
+        logging_steps=60,
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **changes,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_trains_a_causal_lm(tmp_path):
+    """With smoothing inside the model, a registered causal LM learns the next token, not a copy."""
+    model = SynthesizerForCausalLM(config("random+dot", label_smoothing=0.05))
+    rows = [{"input_ids": [(2 + i + j) % 15 + 2 for j in range(8)]} for i in range(64)]
+    rows = [{**row, "labels": row["input_ids"]} for row in rows]
+    trainer = Trainer(
+        model=model,
+        args=arguments(TrainingArguments, tmp_path),
+        train_dataset=Dataset.from_list(rows),
+    )
+    trainer.train()
+    tokens = torch.tensor([row["input_ids"] for row in rows[:15]])
+    model.eval()
+    assert (model(tokens).logits.argmax(-1)[:, :-1] == tokens[:, 1:]).float().mean() > 0.95
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_seq2seq_trainer_trains_and_generates(tmp_path):
+    model = SynthesizerForConditionalGeneration(config("random+dot"))
+    rows = [{"input_ids": [2 + i % 13] * 3, "labels": [2 + i % 13, 1]} for i in range(64)]
+    data = Dataset.from_list(rows)
+    args = arguments(Seq2SeqTrainingArguments, tmp_path, predict_with_generate=True)
+    trainer = Seq2SeqTrainer(model=model, args=args, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    predictions = trainer.predict(data.select(range(13)), max_length=3).predictions
+    right = [int(row[1]) == 2 + i % 13 for i, row in enumerate(predictions)]
+    assert sum(right) >= 12
+
+
+def word_tokenizer():
+    words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 17)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+
+
+def test_the_text_generation_pipeline_works(tmp_path):
+    build(SynthesizerForCausalLM).float().save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    generate = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    texts = generate(["w3 w4", "w5"], max_new_tokens=3, do_sample=False, batch_size=2)
+    alone = generate(["w5"], max_new_tokens=3, do_sample=False)
+    assert texts[0][0]["generated_text"].startswith("w3 w4")
+    assert texts[1] == alone[0]
+
+
+def test_the_text_classification_pipeline_works(tmp_path):
+    model = build(SynthesizerForSequenceClassification, num_labels=3).float()
+    model.save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    classify = pipeline("text-classification", model=str(tmp_path), device="cpu", top_k=None)
+    scores = classify(["w3 w4 w5", "w6"], batch_size=2)
+    expected = model(torch.tensor([[6]])).logits.softmax(-1)[0]
+    assert {s["label"]: s["score"] for s in scores[1]} == pytest.approx(
+        {f"LABEL_{i}": expected[i].item() for i in range(3)}, rel=1e-4
+    )
+
+
+def test_what_is_saved_is_plain_json(tmp_path):
+    build(SynthesizerForCausalLM, "FD").save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["synthesis"] == "factorized_dense:a=3:b=3"
+    assert saved["model_type"] == "synthesizer"
+    assert saved["max_len"] == TINY["max_len"]

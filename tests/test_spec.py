@@ -1,0 +1,114 @@
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.spec import Term, expand_layers, normalize_spec, parse_spec, variants
+from synthesizer.synthesis import SYNTHESES, Size, build_synthesis, spec_of
+
+SIZE = Size(d_model=12, num_heads=3, max_len=20)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("R+V", "random+dot"),
+        ("FR", "factorized_random"),
+        ("D+V", "dense+dot"),
+        ("Fix", "fixed_random"),
+        ("FD:a=4:b=5", "factorized_dense:a=4:b=5"),
+        ("vanilla", "dot"),
+        ("R*3,V*3", "random*3,dot*3"),
+        ("none", "none"),
+    ],
+)
+def test_the_papers_short_names_are_the_long_ones(short, long):
+    assert normalize_spec(short) == long
+    assert normalize_spec(long) == long
+
+
+def test_a_spec_is_terms_with_options():
+    assert parse_spec("factorized_random:k=16+dot") == (
+        Term("factorized_random", (("k", "16"),)),
+        Term("dot"),
+    )
+
+
+def test_per_layer_specs_name_every_layer():
+    assert expand_layers("random*2,D+V", 3) == ["random", "random", "dense+dot"]
+    assert expand_layers("random", 3) == ["random"] * 3
+    assert expand_layers("none,dot", 2) == ["none", "dot"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (
+            "dence",
+            "unknown synthesis 'dence'; did you mean 'dense'? choose from dot, random, "
+            "fixed_random, factorized_random, dense, factorized_dense, none",
+        ),
+        ("random+dence", "unknown synthesis 'dence' in 'random+dence'; did you mean 'dense'?"),
+        ("", "unknown synthesis ''"),
+        ("random+", "unknown synthesis '' in 'random+'"),
+        ("none+dot", "synthesis 'none+dot' mixes with 'none', which leaves the sublayer out"),
+        (
+            "random:k",
+            "option 'k' in synthesis 'random:k' is not key=value; write it as random:k=16",
+        ),
+        ("dot:k=3", "unknown option 'k' in synthesis 'dot:k=3'; it takes none"),
+        (
+            "factorized_random:rank=3",
+            "unknown option 'rank' in synthesis 'factorized_random:rank=3'; its options are k, std",
+        ),
+        (
+            "factorized_random:k=2.5",
+            "option k=2.5 in synthesis 'factorized_random:k=2.5' is not a whole number",
+        ),
+        ("factorized_random:k=0", "factorized_random:k=0; k must be at least 1"),
+        (
+            "factorized_dense:a=3:b=5",
+            "factorized_dense with a=3, b=5 covers 15 positions but max_len=20; "
+            "choose a*b of at least 20",
+        ),
+        ("none", "synthesis 'none' makes no logits; it leaves the attention sublayer out"),
+    ],
+)
+def test_a_bad_spec_says_what_is_wrong_and_what_to_do(spec, text):
+    with pytest.raises(UserError) as error:
+        build_synthesis(spec, SIZE)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("random*2,dot", "synthesis 'random*2,dot' names 3 layers but the model has 4"),
+        ("random*x,dot", "'random*x' in synthesis 'random*x,dot' repeats a layer 'x' times"),
+        ("random*0", "'random*0' in synthesis 'random*0' repeats a layer '0' times"),
+    ],
+)
+def test_bad_layers_say_what_is_wrong(spec, text):
+    with pytest.raises(UserError) as error:
+        expand_layers(spec, 4)
+    assert text in str(error.value)
+
+
+def test_the_table_read_without_torch_is_the_table():
+    assert list(variants()) == [*SYNTHESES, "none"]
+    for name, cls in SYNTHESES.items():
+        assert variants()[name].equation == cls.__doc__.splitlines()[0]
+        assert variants()[name].parameters == cls.parameter_count
+
+
+@pytest.mark.parametrize(
+    ("spec", "settled"),
+    [
+        ("factorized_dense", "factorized_dense:a=5:b=4"),
+        ("FR", "factorized_random"),
+        ("FR:k=3", "factorized_random:k=3"),
+        ("random:std=0.5+dot", "random:std=0.5+dot"),
+    ],
+)
+def test_a_built_module_tells_its_spec(spec, settled):
+    assert spec_of(build_synthesis(spec, SIZE)) == settled
+    assert spec_of(build_synthesis(settled, SIZE)) == settled

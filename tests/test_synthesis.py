@@ -1,0 +1,333 @@
+"""The contract of every synthesizing function, each equation as a naive loop, and known bugs."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synthesizer.errors import UserError
+from synthesizer.synthesis import SYNTHESES, FixedRandom, Mixture, Random, Size, build_synthesis
+from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
+
+B, T, H, D, K, N = 2, 5, 3, 12, 4, 7
+AT = torch.arange(T)
+
+
+def logits_of(synthesis, x, at=AT):
+    return synthesis(x, synthesis.keys(x), at, at)
+
+
+def naive_logit(synthesis, x, b, h, i, j):
+    """One logit, straight from the table in the design: the paper's equation for one pair."""
+    name = type(synthesis).__name__
+    if name == "DotProduct":
+        return (x[b, i] @ synthesis.wq[h]) @ (x[b, j] @ synthesis.wk[h]) / math.sqrt(K)
+    if name in ("Random", "FixedRandom"):
+        return synthesis.table[h, i, j]
+    if name == "FactorizedRandom":
+        return sum(synthesis.rows[h, i, r] * synthesis.columns[h, j, r] for r in range(synthesis.k))
+    if name == "Mixture":
+        exponents = [synthesis.mix[h, m].exp() for m in range(len(synthesis.parts))]
+        return sum(
+            e / sum(exponents) * naive_logit(part, x, b, h, i, j)
+            for e, part in zip(exponents, synthesis.parts, strict=True)
+        )
+    hidden = torch.relu(x[b, i] @ synthesis.w1[h] + synthesis.b1[h])
+    if name == "Dense":
+        return hidden @ synthesis.w2[h, :, j] + synthesis.b2[h, j]
+    assert name == "FactorizedDense"
+    left = hidden @ synthesis.wa[h, :, j % synthesis.a] + synthesis.ba[h, j % synthesis.a]
+    right = hidden @ synthesis.wb[h, :, j // synthesis.a] + synthesis.bb[h, j // synthesis.a]
+    return left * right
+
+
+@every_synthesis
+def test_each_logit_is_its_equation(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, T, D)
+    logits = logits_of(synthesis, x)
+    assert logits.shape in ((B, H, T, T), (1, H, T, T))
+    logits = logits.expand(B, H, T, T)
+    for b, h, i, j in itertools.product(range(B), range(H), range(T), range(T)):
+        expected = naive_logit(synthesis, x, b, h, i, j)
+        torch.testing.assert_close(logits[b, h, i, j], expected, atol=1e-10, rtol=0)
+
+
+class Whole(torch.nn.Module):
+    """A synthesizing function as a function of x alone."""
+
+    def __init__(self, synthesis):
+        super().__init__()
+        self.synthesis = synthesis
+
+    def forward(self, x):
+        return logits_of(self.synthesis, x, torch.arange(x.shape[1]))
+
+
+@every_synthesis
+def test_gradients_are_those_of_finite_differences(spec):
+    module = redrawn(Whole(build_synthesis(spec, Size(d_model=4, num_heads=2, max_len=4))))
+    names = [name for name, _ in module.named_parameters()]
+
+    def function(x, *values):
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    x = tokens(2, 3, 4).requires_grad_()
+    if not names:
+        return
+    assert torch.autograd.gradcheck(function, (x, *module.parameters()), atol=1e-6)
+
+
+@every_synthesis
+def test_every_parameter_gets_a_gradient_and_no_buffer_does(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, N, D)
+    probe = tokens(1, H, N, N, seed=3)
+    outcome = (logits_of(synthesis, x, torch.arange(N)) * probe).sum()
+    if not list(synthesis.parameters()):
+        assert not outcome.requires_grad
+        return
+    outcome.backward()
+    for name, parameter in synthesis.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    assert all(buffer.grad is None for buffer in synthesis.buffers())
+
+
+@every_synthesis
+def test_decoding_one_token_reads_the_row_training_saw(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, T, D)
+    whole = logits_of(synthesis, x)
+    last = synthesis(x[:, 4:], synthesis.keys(x), AT[4:], AT)
+    torch.testing.assert_close(last, whole[:, :, 4:], atol=1e-10, rtol=0)
+
+
+@every_synthesis
+def test_a_shorter_input_reads_the_top_left_corner(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, N, D)
+    whole = logits_of(synthesis, x, torch.arange(N))
+    corner = logits_of(synthesis, x[:, :3], torch.arange(3))
+    torch.testing.assert_close(corner, whole[:, :, :3, :3], atol=1e-10, rtol=0)
+
+
+@every_synthesis
+def test_positions_per_example_read_what_shared_positions_read(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, 3, D)
+    at = torch.tensor([[4, 0, 2], [6, 5, 1]])
+    together = synthesis(x, synthesis.keys(x), at, at).expand(B, H, 3, 3)
+    for b in range(B):
+        alone = logits_of(synthesis, x[b : b + 1], at[b])
+        torch.testing.assert_close(together[b], alone[0], atol=1e-10, rtol=0)
+
+
+@every_synthesis
+def test_a_state_dict_round_trips_to_identical_logits(spec):
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, T, D)
+    other = build_synthesis(spec, SIZE).double()
+    other.load_state_dict(synthesis.state_dict())
+    assert torch.equal(logits_of(synthesis, x), logits_of(other, x))
+
+
+PARAMETER_NAMES = {
+    "dot": {"wq": (H, D, K), "wk": (H, D, K)},
+    "random": {"table": (H, N, N)},
+    "fixed_random": {"table": (H, N, N)},
+    "factorized_random": {"rows": (H, N, 8), "columns": (H, N, 8)},
+    "dense": {"w1": (H, D, K), "b1": (H, K), "w2": (H, K, N), "b2": (H, N)},
+    "factorized_dense": {
+        "w1": (H, D, K),
+        "b1": (H, K),
+        "wa": (H, K, 3),
+        "ba": (H, 3),
+        "wb": (H, K, 3),
+        "bb": (H, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SYNTHESES)
+def test_parameter_names_outlive_the_code(name):
+    state = build_synthesis(name, SIZE).state_dict()
+    assert {key: tuple(value.shape) for key, value in state.items()} == PARAMETER_NAMES[name]
+
+
+def test_a_mixture_keeps_its_parts_and_one_number_per_part_and_head():
+    state = build_synthesis("random+dot", SIZE).state_dict()
+    assert {"mix", "parts.0.table", "parts.1.wq", "parts.1.wk"} == set(state)
+    assert state["mix"].shape == (H, 2)
+
+
+TABLE_1 = {  # the paper's Table 1, biases aside, summed over heads
+    "dot": 2 * D**2,
+    "random": H * N**2,
+    "fixed_random": 0,
+    "factorized_random": 2 * H * N * 8,
+    "factorized_random:k=3": 2 * H * N * 3,
+    "dense": D**2 + D * N,
+    "factorized_dense": D**2 + D * (3 + 3),
+    "factorized_dense:a=2:b=4": D**2 + D * (2 + 4),
+    "random+dot": H * N**2 + 2 * D**2 + H * 2,
+    "random+dense": H * N**2 + D**2 + D * N + H * 2,
+}
+
+
+@pytest.mark.parametrize(("spec", "count"), TABLE_1.items())
+def test_parameters_count_as_in_the_papers_table_1(spec, count):
+    synthesis = build_synthesis(spec, SIZE)
+    biases = {"b1", "b2", "ba", "bb"}
+    counted = sum(
+        parameter.numel()
+        for name, parameter in synthesis.named_parameters()
+        if name.rpartition(".")[2] not in biases
+    )
+    assert counted == count
+
+
+@pytest.mark.parametrize("spec", ["dense", "factorized_dense", "random+dense"])
+def test_a_row_depends_on_its_own_token_alone(spec):
+    """A reshape written where a transpose was meant keeps the shape and fails this."""
+    synthesis, x = redrawn(build_synthesis(spec, SIZE)), tokens(1, T, D)
+    changed = x.clone()
+    changed[0, 3] += 1.0
+    moved = (logits_of(synthesis, changed) != logits_of(synthesis, x)).any(dim=1).any(dim=-1)
+    assert moved[0].tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("spec", TABLES)
+def test_a_table_depends_on_nothing(spec):
+    synthesis = redrawn(build_synthesis(spec, SIZE))
+    assert torch.equal(
+        logits_of(synthesis, tokens(1, T, D)), logits_of(synthesis, tokens(1, T, D, seed=9))
+    )
+    assert logits_of(synthesis, tokens(4, T, D)).shape[0] == 1
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 4), (4, 2), (3, 3), (5, 4)])
+def test_factorized_dense_has_a_times_b_distinct_columns(a, b):
+    """Tile with tile leaves lcm(a, b) columns, repeat with repeat fewer: the bug of every port."""
+    size = Size(d_model=12, num_heads=3, max_len=a * b)
+    synthesis, at = (
+        redrawn(build_synthesis(f"factorized_dense:a={a}:b={b}", size)),
+        torch.arange(a * b),
+    )
+    synthesis.b1.data.abs_()
+    columns = logits_of(synthesis, tokens(1, a * b, 12), at)[0, 0].T
+    assert len({tuple(column.tolist()) for column in columns}) == a * b
+
+
+def test_factorized_dense_is_the_flattened_outer_product():
+    synthesis, x = redrawn(build_synthesis("factorized_dense:a=2:b=4", SIZE)), tokens(1, N, D)
+    hidden = torch.relu(x[0] @ synthesis.w1[1] + synthesis.b1[1])
+    left = hidden @ synthesis.wa[1] + synthesis.ba[1]  # (T, a)
+    right = hidden @ synthesis.wb[1] + synthesis.bb[1]  # (T, b)
+    outer = (right[:, :, None] * left[:, None, :]).flatten(1)[:, :N]
+    torch.testing.assert_close(logits_of(synthesis, x, torch.arange(N))[0, 1], outer)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_factorized_random_has_rank_k(k):
+    """The authors' own mode gives every query the same row: rank one."""
+    size = Size(d_model=12, num_heads=3, max_len=9)
+    synthesis = redrawn(build_synthesis(f"factorized_random:k={k}", size))
+    matrices = logits_of(synthesis, tokens(1, 9, 12), torch.arange(9))[0]
+    assert torch.linalg.matrix_rank(matrices).tolist() == [k] * 3
+
+
+def test_fixed_random_is_saved_and_never_trained():
+    fixed = build_synthesis("fixed_random", SIZE)
+    assert list(fixed.parameters()) == []
+    assert "table" in fixed.state_dict()
+
+
+def test_alphas_sum_to_one_per_head():
+    mixture = redrawn(build_synthesis("random+dense+dot", SIZE))
+    assert mixture.alphas().shape == (H, 3)
+    torch.testing.assert_close(mixture.alphas().sum(-1), torch.ones(H, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_mixture_with_alpha_at_one_end_is_that_part(part):
+    mixture, x = redrawn(build_synthesis("random+dense+dot", SIZE)), tokens(B, T, D)
+    mixture.mix.data.fill_(-1e4)
+    mixture.mix.data[:, part] = 1e4
+    alone = mixture.parts[part]
+    expected = logits_of(alone, x).expand(B, H, T, T)
+    torch.testing.assert_close(logits_of(mixture, x), expected, atol=1e-10, rtol=0)
+
+
+def test_learned_tables_start_small_and_fixed_ones_do_not():
+    size = Size(d_model=8, num_heads=4, max_len=64)
+    at, x = torch.arange(64), torch.zeros(1, 64, 8)
+    for spec, std in (("random", 0.02), ("factorized_random", 0.02), ("fixed_random", 1.0)):
+        assert logits_of(build_synthesis(spec, size), x, at).std().item() == pytest.approx(
+            std, rel=0.2
+        )
+    wide = build_synthesis("random:std=0.5", size)
+    assert wide.table.std().item() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("spec", EVERY)
+@pytest.mark.parametrize("max_len", [4, 13])
+def test_resize_keeps_what_was_learned(spec, max_len):
+    synthesis = redrawn(build_synthesis(spec, Size(d_model=12, num_heads=3, max_len=7)))
+    shared = min(7, max_len)
+    x, at = tokens(B, shared, D), torch.arange(shared)
+    before = logits_of(synthesis, x, at)
+    synthesis.resize(max_len)
+    torch.testing.assert_close(logits_of(synthesis, x, at), before, atol=1e-10, rtol=0)
+    whole = torch.arange(max_len)
+    longer = logits_of(synthesis, tokens(B, max_len, D), whole)
+    assert longer.shape[-1] == max_len
+    assert longer.isfinite().all()
+    assert all(parameter.requires_grad for parameter in synthesis.parameters())
+
+
+def test_resizing_factorized_dense_keeps_a_and_grows_b():
+    synthesis = build_synthesis("factorized_dense", Size(d_model=12, num_heads=3, max_len=16))
+    synthesis.resize(30)
+    assert (synthesis.a, synthesis.b) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((10, 3, 7), "d_model=10 does not divide into num_heads=3"),
+        ((12, 0, 7), "d_model=12 does not divide into num_heads=0"),
+        ((12, 3, 0), "max_len=0; it must be at least 1"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(numbers, text):
+    with pytest.raises(UserError, match=text):
+        Size(*numbers)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spec=st.sampled_from(EVERY),
+    batch=st.integers(0, 3),
+    heads=st.sampled_from([1, 2, 5]),
+    max_len=st.integers(1, 9),
+    data=st.data(),
+)
+def test_shapes_hold_for_any_size(spec, batch, heads, max_len, data):
+    if spec.startswith("factorized_dense:"):
+        max_len = min(max_len, 8)
+    synthesis = build_synthesis(spec, Size(d_model=heads * 2, num_heads=heads, max_len=max_len))
+    num_keys = data.draw(st.integers(1, max_len))
+    num_queries = data.draw(st.integers(1, num_keys))
+    keys = synthesis.keys(torch.randn(batch, num_keys, heads * 2))
+    at = torch.arange(num_keys)
+    x = torch.randn(batch, num_queries, heads * 2)
+    logits = synthesis(x, keys, at[num_keys - num_queries :], at)
+    assert logits.shape in (
+        (batch, heads, num_queries, num_keys),
+        (1, heads, num_queries, num_keys),
+    )
+    assert (keys is None) == (synthesis.d_keys == 0)
+
+
+def test_classes_are_what_their_names_say():
+    assert isinstance(build_synthesis("R+V", SIZE), Mixture)
+    assert isinstance(build_synthesis("R", SIZE), Random)
+    assert isinstance(build_synthesis("Fix", SIZE), FixedRandom)
