@@ -24,7 +24,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.metrics import SCORES, Statistics, Total
+from synthesizer.errors import UserError
+from synthesizer.metrics import ROUGE, SCORES, Statistics, Total
+from synthesizer.spec import NONE, parse_spec, split_layers, variants
 
 Array = NDArray[np.float64]
 
@@ -55,7 +57,7 @@ class Margin:
 _HALF, _ONE, _SHARE = Margin(0.5), Margin(1.0), Margin(0.02, relative=True)
 MARGINS = {  # ours; --margin overrides it
     **dict.fromkeys(("bleu", "bleu1", "bleu4", "chrf"), _HALF),
-    **dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum", "meteor_no_wordnet"), _HALF),
+    **dict.fromkeys((*ROUGE, "meteor_no_wordnet"), _HALF),
     **dict.fromkeys(("bits_per_byte", "perplexity", "word_perplexity"), _SHARE),
 }
 """Half a point where texts are compared, 2 % of dot's value for language models, else one point."""
@@ -96,10 +98,12 @@ class Comparison:
     @property
     def advice(self) -> str:
         """What would settle it."""
-        if self.word == NOT_JUDGED:
-            return f"{self.num_seeds} of {FEWEST_SEEDS} seeds"
-        if self.word != UNDECIDED:
+        if self.word not in (UNDECIDED, NOT_JUDGED):
             return ""
+        if not self.covers_seeds:
+            return f"{self.num_seeds} of {FEWEST_SEEDS} seeds"
+        if self.word == NOT_JUDGED:
+            return "no per-example statistics"
         if self.settled_by is None:
             return f"more than {MOST_SEEDS} seeds, or a larger test set"
         return f"about {self.settled_by} seeds would probably settle it"
@@ -127,6 +131,64 @@ def judge(
     ]
 
 
+def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str) -> str:
+    """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
+    if not compared:
+        return f"No verdict: there is no finished pair of dot and another row on {subject}."
+    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
+        seeds = max(comparison.num_seeds for _, comparison in compared)
+        return (
+            f"No verdict: {_count(seeds, 'seed')} shared with dot on {subject} gives numbers only; "
+            f"{FEWEST_SEEDS} or more give a verdict."
+        )
+    kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
+    alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
+    good = _labels(alone, BETTER, NO_WORSE)
+    if _labels([comparison for kind, comparison in kinds if kind == NONE], BETTER, NO_WORSE):
+        sentence = f"No: {subject} does not even need self-attention; none is no worse than dot"
+    elif good:
+        verb = "is" if len(good) == 1 else "are"
+        sentence = f"No: on {subject} {_join(good)} {verb} no worse than dot product"
+    elif alone and len(_labels(alone, WORSE)) == len(alone):
+        every = "the one row" if len(alone) == 1 else f"each of {len(alone)} rows"
+        sentence = f"Yes: on {subject} {every} without dot product is worse"
+    elif alone:
+        open_rows = _labels(alone, UNDECIDED, NOT_JUDGED)
+        sentence = f"Undecided: on {subject} more seeds are needed for {_join(open_rows)}"
+    else:
+        sentence = f"No verdict on {subject}: no row does without dot product"
+    mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
+    also = f"; {_join(mixed)} {'is' if len(mixed) == 1 else 'are'} better than dot" if mixed else ""
+    return f"{sentence} (margin {margin}){also}."
+
+
+def kind_of(spec: str) -> str:
+    """What a row is: synthetic (no dot product in it), mixed, none, or other (a baseline)."""
+    try:
+        terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
+    except UserError:  # written by another version
+        return "other"
+    if any(variants()[term.name].baseline for term in terms):
+        return "other"
+    names = {term.name for term in terms}
+    if names == {NONE}:
+        return NONE
+    return "mixed" if "dot" in names else "synthetic"
+
+
+def _labels(comparisons: Sequence[Comparison], *words: str) -> list[str]:
+    return [comparison.label for comparison in comparisons if comparison.word in words]
+
+
+def _join(labels: Sequence[str]) -> str:
+    *first, last = labels
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """A gain over dot (positive is better) and the two variances of its mean."""
@@ -136,6 +198,11 @@ class Evidence:
     seed_variance: float  # of the mean over seeds
     blocks: int
     example_variance: float
+
+    @property
+    def suffices(self) -> bool:
+        """Whether there is enough of it to judge by."""
+        return self.seeds >= FEWEST_SEEDS and math.isfinite(self.example_variance)
 
     def error(self, level: float, seeds: int | None = None) -> float:
         """How far the gain may be off at one side; with another number of seeds, probably."""
@@ -149,7 +216,7 @@ class Evidence:
 
 def decide(found: Sequence[Evidence], margin: float) -> tuple[list[str], list[float]]:
     """The word for each row, and the level that the row was, or would be, decided at."""
-    can = [evidence.seeds >= FEWEST_SEEDS for evidence in found]
+    can = [evidence.suffices for evidence in found]
     against = _step_down(found, can, lambda e, error: abs(e.gain + margin) > error)
     above = _step_down(found, can, lambda e, error: e.gain > error)
     words = []
@@ -228,11 +295,11 @@ def _evidence(
 def weigh(gains: Array, influences: Array) -> Evidence:
     """Gains (seeds,) and what each block of examples does to them (seeds, blocks), as evidence."""
     seeds, blocks = influences.shape
-    if not np.isfinite(influences).all():
+    if not (np.isfinite(influences).all() and np.isfinite(gains).all()):
         return Evidence(float(gains.mean()), seeds, math.inf, 2, math.inf)
     spread = float(gains.var(ddof=1)) / seeds if seeds > 1 else math.inf
     examples = float(influences.mean(0).var(ddof=1)) / blocks
-    if seeds > 1:
+    if seeds >= FEWEST_SEEDS:
         alone = float(influences.var(1, ddof=1).mean()) / blocks
         seen_by_seeds = (alone - examples) / (seeds - 1)
         examples = max(0.0, examples - seen_by_seeds)
