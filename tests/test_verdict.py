@@ -221,6 +221,10 @@ def test_the_sentence_on_top():
         "Yes: on shift each of 2 rows without dot product is worse (margin 0.5 BLEU); "
         "random_and_dot is better than dot."
     )
+    assert said(random="no worse", fixed_random="no worse", dense="better") == (
+        "No: on shift dense is better and random and fixed_random are no worse than dot product "
+        "(margin 0.5 BLEU)."
+    )
     assert said(random="undecided", dense="worse") == (
         "Undecided: on shift more seeds are needed for random (margin 0.5 BLEU)."
     )

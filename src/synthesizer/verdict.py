@@ -143,12 +143,13 @@ def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str
         )
     kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
     alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
-    good = _labels(alone, BETTER, NO_WORSE)
+    better, even = _labels(alone, BETTER), _labels(alone, NO_WORSE)
     if _labels([comparison for kind, comparison in kinds if kind == NONE], BETTER, NO_WORSE):
         sentence = f"No: {subject} does not even need self-attention; none is no worse than dot"
-    elif good:
-        verb = "is" if len(good) == 1 else "are"
-        sentence = f"No: on {subject} {_join(good)} {verb} no worse than dot product"
+    elif better or even:
+        claims = [_claim(better, "better"), _claim(even, "no worse")]
+        said = " and ".join(claim for claim in claims if claim)
+        sentence = f"No: on {subject} {said} than dot product"
     elif alone and len(_labels(alone, WORSE)) == len(alone):
         every = "the one row" if len(alone) == 1 else f"each of {len(alone)} rows"
         sentence = f"Yes: on {subject} {every} without dot product is worse"
@@ -158,7 +159,7 @@ def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str
     else:
         sentence = f"No verdict on {subject}: no row does without dot product"
     mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
-    also = f"; {_join(mixed)} {'is' if len(mixed) == 1 else 'are'} better than dot" if mixed else ""
+    also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
     return f"{sentence} (margin {margin}){also}."
 
 
@@ -178,6 +179,10 @@ def kind_of(spec: str) -> str:
 
 def _labels(comparisons: Sequence[Comparison], *words: str) -> list[str]:
     return [comparison.label for comparison in comparisons if comparison.word in words]
+
+
+def _claim(labels: Sequence[str], word: str) -> str:
+    return f"{_join(labels)} {'is' if len(labels) == 1 else 'are'} {word}" if labels else ""
 
 
 def _join(labels: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import NDArray
 
+from synthesizer.report.page import Plot
 from synthesizer.report.style import BLUE, MUTED, TEXT, drawing, look_of, to_svg
 from synthesizer.report.summary import Line, Summary
 
@@ -16,13 +17,12 @@ MOST_LAYERS = 6
 GAP = 2  # pixels between maps
 
 Array = NDArray[Any]
-Plot = tuple[str, str]  # SVG, caption
 
 
 def shown_lines(summary: Summary) -> list[Line]:
     """The rows whose attention is drawn: the paper's four, or the first few that have any."""
     able = [line for line in summary.lines if line.row.finished and _stacks(line)]
-    named = [line for line in able if line.row.spec in SHOWN]
+    named = [line for spec in SHOWN for line in able if line.row.spec == spec]
     others = [line for line in able if line not in named]
     return [*named, *others][:MOST]
 
@@ -30,7 +30,7 @@ def shown_lines(summary: Summary) -> list[Line]:
 def attention_maps(lines: Sequence[Line]) -> list[Plot]:
     """One mosaic per row and stack: layers downwards, heads to the right, one test example."""
     return [
-        (_mosaic(line, stack, arrays), f"{line.row.label}, {stack} (seed {seed})")
+        Plot(_mosaic(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
         for line in lines
         for seed, arrays, stack in _each_stack(line)
     ]
@@ -39,7 +39,7 @@ def attention_maps(lines: Sequence[Line]) -> list[Plot]:
 def weight_histograms(lines: Sequence[Line]) -> list[Plot]:
     """How large the weights are before and after training, all layers together."""
     return [
-        (_histogram(line, stack, arrays), f"{line.row.label}, {stack} (seed {seed})")
+        Plot(_histogram(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
         for line in lines
         for seed, arrays, stack in _each_stack(line)
     ]
@@ -48,7 +48,7 @@ def weight_histograms(lines: Sequence[Line]) -> list[Plot]:
 def alpha_plots(summary: Summary) -> list[Plot]:
     """The learned shares of each mixture's parts, by layer and head."""
     return [
-        (_alphas(line, stack, arrays), f"{line.row.label}, {stack} (seed {seed})")
+        Plot(_alphas(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
         for line in summary.lines
         if line.row.finished
         for seed, arrays, stack in _each_stack(line)
@@ -77,7 +77,7 @@ def _mosaic(line: Line, stack: str, arrays: dict[str, Array]) -> str:
     layers, heads, rows, columns = maps.shape
     padded = np.pad(maps, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=np.nan)
     image = np.concatenate([np.concatenate(list(layer), axis=1) for layer in padded], axis=0)
-    with drawing(0.75 + 4.3 * layers / heads) as (figure, axes):
+    with drawing(0.75 + 3.8 * layers / heads) as (figure, axes):
         axes.grid(visible=False)
         for spine in axes.spines.values():
             spine.set_visible(False)

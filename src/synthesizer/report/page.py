@@ -8,6 +8,7 @@ Plots are inline SVG in the page's own colours (see style.py), so they follow th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from synthesizer.report.style import css_variables
 
@@ -38,11 +39,11 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
-    """A table that scrolls by itself where the window is narrow; cells are text."""
+    """A table that scrolls by itself where the window is narrow; cells are one or two lines."""
     top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
     body = "\n".join(
-        f"<tr><th scope=row>{escape(first)}</th>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in others)
+        f"<tr><th scope=row>{_two_lines(first)}</th>"
+        + "".join(f"<td>{_two_lines(cell)}</td>" for cell in others)
         + "</tr>"
         for first, *others in rows
     )
@@ -53,13 +54,32 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = 
     )
 
 
-def figures(plots: Sequence[tuple[str, str]]) -> str:
-    """Plots (SVG, caption) side by side, or below each other where there is no room."""
+class Plot(NamedTuple):
+    """An SVG, what it shows and, where several stand side by side, whose it is."""
+
+    svg: str
+    caption: str
+    title: str = ""
+
+
+def figures(plots: Sequence[Plot]) -> str:
+    """Plots side by side, or below each other where there is no room."""
     shown = "\n".join(
-        f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-        for svg, caption in plots
+        f"<figure>{_titled(plot.title)}{plot.svg}"
+        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+        for plot in plots
     )
     return f'<div class="figures">\n{shown}\n</div>'
+
+
+def _two_lines(name: str) -> str:
+    """The first line of a cell and, below it, smaller, the second."""
+    first, _, second = name.partition("\n")
+    return escape(first) + (f"<small>{escape(second)}</small>" if second else "")
+
+
+def _titled(title: str) -> str:
+    return f"<h3>{escape(title)}</h3>" if title else ""
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -89,16 +109,20 @@ p { margin: 0.4rem 0; max-width: 75ch; }
 .note, figcaption, caption { color: var(--muted); font-size: 0.88rem; }
 .figures { display: grid; gap: 1rem 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+figure h3 { margin: 0 0 0.3rem; }
 figure { margin: 0.5rem 0; min-width: 0; max-width: 36rem; }
 figure svg { width: 100%; height: auto; display: block; color: var(--text); }
 figure svg image { image-rendering: pixelated; }
 .scroll { overflow-x: auto; margin: 0.6rem 0; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: 0.3rem; }
-th, td { padding: 0.35rem 0.7rem; text-align: right; vertical-align: top;
+th, td { padding: 0.35rem 0.55rem; text-align: right; vertical-align: top;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { vertical-align: bottom; white-space: normal; min-width: 5rem; font-weight: 600; }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
+thead th { vertical-align: bottom; white-space: normal; min-width: 4.5rem; font-weight: 600; }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
+  white-space: normal; min-width: min(11rem, 36vw); overflow-wrap: break-word; }
+small { display: block; font-weight: 400; color: var(--muted); }
+td small { white-space: normal; min-width: 8rem; }
 .words td, .words thead th { text-align: left; white-space: normal; min-width: 11rem;
   overflow-wrap: anywhere; }
 pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 0.85rem; }

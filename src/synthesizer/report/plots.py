@@ -13,7 +13,7 @@ from synthesizer.report.style import (
     MUTED,
     RED,
     SHADE,
-    TEXT,
+    End,
     drawing,
     look_of,
     name_at_right,
@@ -27,11 +27,11 @@ SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
 _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
 
 
-def forest(summary: Summary) -> str | None:
+def forest(summary: Summary) -> str:
     """Each row's difference from dot with its interval; the margin is shaded, better is right."""
     lines = [line for line in summary.lines if line.comparison]
     if not lines:
-        return None
+        return ""
     with drawing(0.9 + 0.34 * len(lines)) as (figure, axes):
         axes.grid(visible=False, axis="y")
         compared = [line.comparison for line in lines if line.comparison]
@@ -71,18 +71,23 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     axes.set_xlim(-reach, reach)
     if reach <= SPREAD_OUT * margin:
         axes.xaxis.set_major_locator(MaxNLocator(6, symmetric=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(_signed))
         return
     near = 2 * margin
     axes.set_xscale("symlog", linthresh=near, linscale=1.2)
-    axes.set_xlim(-reach, reach)
+    axes.set_xlim(-1.4 * reach, 1.4 * reach)
     decades = [10.0**power for power in range(-6, 7) if near * 1.5 < 10.0**power <= reach]
     ticks = sorted({0.0, *decades[-2:], *(-value for value in decades[-2:]), margin, -margin})
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(_signed))
 
 
-def quality_and_speed(summary: Summary) -> str | None:
+def _signed(value: float, _: int | None) -> str:
+    return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
+
+
+def quality_and_speed(summary: Summary) -> str:
     """Every row's metric against its training speed, and the rows that no other beats in both."""
     shown = [
         (place, line, line.relative["training"] or line.cost["training"], line.mean)
@@ -94,7 +99,7 @@ def quality_and_speed(summary: Summary) -> str | None:
         if speed is not None and mean is not None and math.isfinite(mean)
     ]
     if len(points) < 2:
-        return None
+        return ""
     relative = any(line.relative["training"] for line in summary.lines)
     sign = 1 if summary.higher_is_better else -1
     with drawing(3.6) as (figure, axes):
@@ -102,7 +107,7 @@ def quality_and_speed(summary: Summary) -> str | None:
             axes.invert_yaxis()
         front = pareto([(speed, sign * mean) for _, _, speed, mean in points])
         path = sorted((points[place][2], points[place][3]) for place in front)
-        axes.plot(*zip(*path, strict=True), color=MUTED, linewidth=1, zorder=1)
+        axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
         for order, (place, _, speed, mean) in enumerate(points):
             look = look_of(place)
             fill = look["color"] if order in front else "none"
@@ -115,7 +120,11 @@ def quality_and_speed(summary: Summary) -> str | None:
         axes.margins(0.08)
         figure.draw_without_rendering()
         name_at_right(
-            axes, [(s, m, line.row.label, look_of(place)["color"]) for place, line, s, m in points]
+            axes,
+            [
+                End(speed, mean, line.row.label, look_of(place), is_point=True)
+                for place, line, speed, mean in points
+            ],
         )
         return to_svg(figure, "Quality against training speed, with the Pareto front")
 
@@ -129,12 +138,12 @@ def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
     }
 
 
-def training_loss(summary: Summary) -> str | None:
+def training_loss(summary: Summary) -> str:
     """Loss of the training batches by step."""
     return _curves(summary, lambda line: line.get("loss"), "training loss, nats per target", 1)
 
 
-def validation_metric(summary: Summary) -> str | None:
+def validation_metric(summary: Summary) -> str:
     """The main metric on validation by step."""
     name = f"validation {summary.metric_name}"
     sign = 1 if summary.higher_is_better else -1
@@ -143,14 +152,12 @@ def validation_metric(summary: Summary) -> str | None:
 
 def _curves(
     summary: Summary, read: Callable[[dict[str, Any]], float | None], name: str, sign: int
-) -> str | None:
+) -> str:
     """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
-    drawn = [
-        (place, line, _mean_curve(line, read)) for place, line in enumerate(summary.lines)
-    ]
+    drawn = [(place, line, _mean_curve(line, read)) for place, line in enumerate(summary.lines)]
     curves = [(place, line, curve) for place, line, curve in drawn if len(curve[0])]
     if not curves:
-        return None
+        return ""
     with drawing(3.4) as (figure, axes):
         ends = []
         for place, line, (steps, mean, low, high) in curves:
@@ -161,7 +168,7 @@ def _curves(
                 steps, mean, color=look["color"], linestyle=look["linestyle"], marker=marker,
                 linewidth=2 if place == 0 else 1.5,
             )  # fmt: skip
-            ends.append((float(steps[-1]), float(mean[-1]), line.row.label, look["color"]))
+            ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
         axes.set_xlabel("step")
         axes.set_ylabel(name)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -25,6 +25,17 @@ from synthesizer.run import Run
 from synthesizer.spec import normalize_spec
 
 STUDY, RECIPE = "study.json", "recipe.toml"
+ORDER = (  # of the paper's Table 2
+    "dot",
+    "fixed_random",
+    "random",
+    "factorized_random",
+    "dense",
+    "factorized_dense",
+    "random+dense",
+    "dense+dot",
+    "random+dot",
+)
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
 
 
@@ -205,16 +216,19 @@ def _group(records: Sequence[Record]) -> list[Study]:
 
 def _study_of(runs: Sequence[Record]) -> Study:
     rows: dict[str, list[Record]] = {}
-    for run in sorted(runs, key=lambda run: (run.spec != "dot", str(run.path))):
+    for run in sorted(runs, key=lambda run: (_rank(run.spec), str(run.path))):
         rows.setdefault(run.spec, []).append(run)
     made = tuple(Row(spec, spec, tuple(found)) for spec, found in rows.items())
     return Study(str(runs[0].recipe["name"]), _common(runs), made)
 
 
+def _rank(spec: str) -> int:
+    return ORDER.index(spec) if spec in ORDER else len(ORDER)
+
+
 def _common(runs: Sequence[Record]) -> Path:
     first, *others = [run.path for run in runs]
-    shared = next(p for p in (first, *first.parents) if all(o.is_relative_to(p) for o in others))
-    return shared
+    return next(p for p in (first, *first.parents) if all(o.is_relative_to(p) for o in others))
 
 
 def _parse_samples(text: str) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH = 5.4  # inches: as wide as a phone, so that nothing shrinks there
+WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
 _THEME = {  # name: (stand-in, light, dark)
     "text": ("#0a0b00", "#1b1f24", "#e6e8eb"),
     "muted": ("#0a0b01", "#5b636e", "#a3abb5"),
@@ -68,6 +69,17 @@ def look_of(place: int) -> dict[str, Any]:
     return {"color": _CYCLE[colour], "linestyle": dashes, "marker": _MARKERS[place % len(_MARKERS)]}
 
 
+@dataclass(frozen=True)
+class End:
+    """Where a curve ends, or a point is, and what it is called."""
+
+    x: float
+    y: float
+    name: str
+    look: dict[str, Any]
+    is_point: bool = False
+
+
 @contextmanager
 def drawing(height: float, width: float = WIDTH) -> Iterator[tuple[Figure, Axes]]:
     """A figure with one pair of axes in the house style."""
@@ -81,7 +93,7 @@ def to_svg(figure: Figure, title: str) -> str:
     stream = io.StringIO()
     with rc_context(_SETTINGS):
         none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(stream, format="svg", transparent=True, metadata=none)
+        figure.savefig(stream, format="svg", transparent=True, metadata=none, bbox_inches="tight")
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -105,32 +117,40 @@ def css_variables() -> str:
     )
 
 
-def name_at_right(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+def name_at_right(axes: Axes, ends: Sequence[End]) -> None:
     """Write names in a column right of the axes, each tied to its (x, y), without overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
-    points = sorted(((*to_axes.transform((x, y)), text, c) for x, y, text, c in ends), key=_height)
-    for (x, y, text, colour), place in zip(points, _spread([p[1] for p in points]), strict=True):
-        axes.plot(
-            [x, 1.0, 1.04], [y, y, place], transform=axes.transAxes, color=colour,
-            linewidth=0.5, alpha=0.6, clip_on=False,
-        )  # fmt: skip
+    points = [(*to_axes.transform((end.x, end.y)), end) for end in ends]
+    points.sort(key=lambda point: point[1])
+    for (x, y, end), place in zip(points, _spread([p[1] for p in points]), strict=True):
+        sample = {"color": end.look["color"], "transform": axes.transAxes, "clip_on": False}
+        axes.plot([x, 1.0, 1.03], [y, y, place], linewidth=0.5, alpha=0.45, **sample)
+        if end.is_point:
+            axes.plot(1.055, place, end.look["marker"], markersize=5, **sample)
+        else:
+            dashes = end.look["linestyle"]
+            axes.plot([1.03, 1.1], [place, place], linestyle=dashes, linewidth=1.6, **sample)
         axes.text(
-            1.05, place, text, transform=axes.transAxes, color=colour, fontsize=9, va="center"
+            1.08 if end.is_point else 1.115,
+            place,
+            end.name,
+            transform=axes.transAxes,
+            color=end.look["color"],
+            fontsize=9,
+            va="center",
         )
-
-
-def _height(point: tuple[float, float, str, str]) -> float:
-    return point[1]
 
 
 def _spread(heights: Sequence[float], gap: float = 0.075) -> list[float]:
     """Heights in rising order, moved as little as keeps them a gap apart."""
     placed = list(np.clip(heights, 0, 1))
+    room = max(1.0, gap * (len(placed) - 1))
     for _ in range(100):
         for low in range(len(placed) - 1):
             lack = gap - (placed[low + 1] - placed[low])
             if lack > 1e-6:
                 placed[low] -= lack / 2
                 placed[low + 1] += lack / 2
+        over, under = max(0.0, placed[-1] - room), max(0.0, -placed[0])
+        placed[0], placed[-1] = placed[0] + under, placed[-1] - over
     return placed
-

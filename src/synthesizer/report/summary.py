@@ -136,12 +136,16 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
     seed_words = ", ".join(map(str, seeds)) or "none finished"
     return (
-        f"Scope: {'+'.join(map(str, layers))} layers of width {model['d_model']}, "
+        f"Scope: {_layers(layers)} of width {model['d_model']}, "
         f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
         f"{tokens:,} tokens on {origin or recipe['name']}; seeds {seed_words}. "
         "Only self-attention differs between rows: cross-attention, where a model has any, "
         "is dot product in all of them. Another scale or data set may answer otherwise."
     )
+
+
+def _layers(counts: Sequence[int]) -> str:
+    return "1 layer" if list(counts) == [1] else f"{'+'.join(map(str, counts))} layers"
 
 
 def paper_name(spec: str) -> str:
