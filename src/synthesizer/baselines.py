@@ -14,16 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention import (
-    Cache,
-    check_mask,
-    check_positions,
-    check_tokens,
-    locate,
-    split_heads,
-    too_long,
-)
+from synthesizer.attention import Cache, split_heads
 from synthesizer.errors import UserError
+from synthesizer.places import check_mask, check_positions, check_tokens, locate, too_long
 from synthesizer.spec import require_positive
 from synthesizer.synthesis import Size, resized
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention import Cache, check_mask, hides_only_the_end
+from synthesizer.attention import Cache
 from synthesizer.baselines import DynamicConv, LightConv, Weightless
+from synthesizer.places import check_mask, hides_only_the_end
 from synthesizer.synthesis import Size
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
