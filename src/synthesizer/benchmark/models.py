@@ -1,21 +1,17 @@
 """The whole models that are timed, ours and the one that a user would pick instead."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from synthesizer.benchmark.cases import GPT2, Setting
 from synthesizer.building import MODELS
 from synthesizer.config import SynthesizerConfig
 
-if TYPE_CHECKING:
-    from synthesizer.benchmark.cases import Setting
 
-GPT2 = "Hugging Face GPT-2"
-
-
-def build_model(name: str, kind: str, setting: "Setting") -> Any:  # noqa: ANN401
+def build_model(name: str, kind: str, setting: Setting) -> Any:  # noqa: ANN401
     """A model of the setting's size with this variant in every layer, or GPT-2."""
     if name == GPT2:
         config = GPT2Config(
@@ -44,7 +40,7 @@ def build_model(name: str, kind: str, setting: "Setting") -> Any:  # noqa: ANN40
     return MODELS[kind](ours).to(setting.device)
 
 
-def step_inputs(kind: str, setting: "Setting") -> dict[str, Tensor]:
+def step_inputs(kind: str, setting: Setting) -> dict[str, Tensor]:
     """Random tokens, and labels as the kind of model wants them."""
     shape = (setting.batch, setting.length)
     ids = torch.randint(2, setting.vocab_size, shape, device=setting.device)

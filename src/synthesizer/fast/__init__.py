@@ -103,7 +103,8 @@ def _is_held(call: Call) -> bool:
     if call.frozen is None or torch.is_grad_enabled() or call.mask is not None:
         return False
     length = call.frozen.shape[-1]
-    return call.bias is None and (call.causal or call.num_keys == length)
+    fits = call.num_keys <= length if call.causal else call.num_keys == length
+    return fits and call.bias is None
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
