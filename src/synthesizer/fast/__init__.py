@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.fast.blocks import Parts, View, block_attention
+from synthesizer.fast.blocks import block_attention
 from synthesizer.fast.padding import last_real, sees_something
+from synthesizer.fast.parts import Parts, View
 from synthesizer.fast.table import (
     TableLogits,
     attend_by_masked_table,

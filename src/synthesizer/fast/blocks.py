@@ -6,42 +6,19 @@ Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be c
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from synthesizer.fast.fused import attend_fused, fits
+from synthesizer.fast.parts import Parts, View
+
 CACHED = 2**18  # numbers of a block on a CPU: its logits and their gradient stay near the core
 ACCELERATED = 2**26  # on an accelerator a block need not fit a cache, and has to fill the device
 NUM_BLOCKS, FEWEST_ROWS, MOST_ROWS = 8, 64, 256
-
-
-@dataclass(frozen=True)
-class View:
-    """What may be looked at."""
-
-    causal: bool
-    mask: Tensor | None = None  # (B, S), True where a token is real
-    lengths: tuple[int, ...] | None = None  # the slots of each example up to its last real one
-
-
-@dataclass
-class Parts:
-    """The terms of one call and the values, or their gradients."""
-
-    values: Tensor | None = None  # (H, B, S, K)
-    queries: Tensor | None = None  # (H, B, T, W)
-    keys: Tensor | None = None  # (H, B or 1, S, W)
-    table: Tensor | None = None  # (H, T, S)
-    offsets: Tensor | None = None  # (H, S)
-    tiled: Tensor | None = None  # (H, B, T, a)
-    repeated: Tensor | None = None  # (H, B, T, b)
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Them all, in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True)
@@ -81,12 +58,15 @@ class _BlockAttention(torch.autograd.Function):
         num_queries: int,
         *tensors: Tensor | None,
     ) -> Tensor:
-        desk = Desk(Parts(*tensors), view, num_queries)
+        parts = Parts(*tensors)
+        ctx.save_for_backward(*tensors)
+        ctx.view, ctx.num_queries = view, num_queries
+        if fits(parts, view):
+            return attend_fused(parts, view, num_queries)
+        desk = Desk(parts, view, num_queries)
         output = torch.empty_like(desk.values[:, :, :num_queries])
         for block in desk.blocks():
             desk.look(block, output)
-        ctx.save_for_backward(*tensors)
-        ctx.view, ctx.num_queries = view, num_queries
         return output
 
     @staticmethod

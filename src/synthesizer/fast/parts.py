@@ -1,0 +1,34 @@
+"""The tensors of one call, terms and values, heads first; and what may be looked at.
+
+Letters as in terms.py.
+"""
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """What may be looked at."""
+
+    causal: bool
+    mask: Tensor | None = None  # (B, S), True where a token is real
+    lengths: tuple[int, ...] | None = None  # the slots of each example up to its last real one
+
+
+@dataclass
+class Parts:
+    """The terms of one call and the values, or their gradients."""
+
+    values: Tensor | None = None  # (H, B, S, K)
+    queries: Tensor | None = None  # (H, B, T, W)
+    keys: Tensor | None = None  # (H, B or 1, S, W)
+    table: Tensor | None = None  # (H, T, S)
+    offsets: Tensor | None = None  # (H, S)
+    tiled: Tensor | None = None  # (H, B, T, a)
+    repeated: Tensor | None = None  # (H, B, T, b)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Them all, in the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
