@@ -164,6 +164,28 @@ def generate(
         _say(answer.text)
 
 
+@app.command()
+def report(
+    dirs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Runs, or directories that hold some.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the files go; by default the first DIR.")
+    ] = None,
+) -> None:
+    """Turn run directories into report.html, report.md and table.csv."""
+    try:
+        from synthesizer.report import summarize_all, write_report
+    except ImportError as error:
+        raise UserError(
+            f"a report needs {error.name}, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    for summary in summarize_all(dirs):
+        _say(f"{summary.question} {summary.answer}")
+    _say(str(write_report(dirs, out)))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 is done, 2 the user's mistake, 130 interrupted."""
     from synthesizer.interruption import Interrupted
