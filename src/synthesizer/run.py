@@ -12,10 +12,11 @@ Every file is written beside its place and moved there, so a killed run is reada
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,6 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock: TextIO | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -81,15 +81,17 @@ class Run:
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise UserError(f"{self.path} exists and is no run; choose another --out")
 
-    def create(self, recipe: Recipe) -> None:
-        """Write the recipe, and keep other processes out for as long as this one lives."""
+    @contextmanager
+    def held(self, recipe: Recipe) -> Iterator[None]:
+        """Make the directory, write the recipe, and keep other processes out until the end."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
-        self._keep_out()
-        if not (self.path / "recipe.toml").exists():
-            self.write("recipe.toml", dump(recipe))
+        with _locked(self.path / ".lock"):
+            if not (self.path / "recipe.toml").exists():
+                self.write("recipe.toml", dump(recipe))
+            yield
 
     def log(self, step: int, values: Mapping[str, object]) -> None:
         """Add a line to metrics.jsonl."""
@@ -145,19 +147,23 @@ class Run:
         whole, _, _ = text.rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
-    def _keep_out(self) -> None:
-        """Hold a lock that ends with the process, however it ends."""
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process, however it ends."""
+    with path.open("w") as file:
         try:
             import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:  # Windows has none
-            return
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            pass
         except OSError:
             raise UserError(
-                f"another process is training in {self.path}; wait for it, or choose another --out"
+                f"another process is training in {path.parent}; "
+                "wait for it, or choose another --out"
             ) from None
+        yield
 
 
 def default_path(recipe: Recipe) -> Path:

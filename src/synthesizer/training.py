@@ -72,19 +72,18 @@ def fit(
     if run.is_finished:
         return run.result()
     accelerator = Accelerator(mixed_precision=_precision(recipe))
-    progress = progress if progress and accelerator.is_main_process else Quiet()
-    if accelerator.is_main_process:
-        run.create(recipe)
-    with accelerator.main_process_first():
-        task = build_task(recipe)
-    with Interruption() as interruption:
+    main = accelerator.is_main_process
+    progress = progress if progress and main else Quiet()
+    with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
+        with accelerator.main_process_first():
+            task = build_task(recipe)
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.resume()
-        if tensorboard and accelerator.is_main_process:
+        if tensorboard and main:
             loop.curves = Curves(run.path / "tensorboard", loop.state.step)
         loop.train(interruption)
         interruption.stops_at_once = True
-        if not accelerator.is_main_process:
+        if not main:
             return {}
         return finish(recipe, run, task, loop.state.best_step, loop.state.step, progress)
 

@@ -1,0 +1,90 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.run import Run, default_path, write_atomically
+from tiny import language_model
+
+
+def test_a_new_directory_is_claimed_and_keeps_the_resolved_recipe(tmp_path):
+    recipe, run = language_model(tmp_path), Run(tmp_path / "new" / "run")
+    run.claim(recipe)
+    with run.held(recipe):
+        assert run.recipe() == recipe
+    assert not run.is_finished
+
+
+def test_a_run_of_another_recipe_is_refused_and_the_keys_are_named(tmp_path):
+    run = Run(tmp_path / "run")
+    with run.held(language_model(tmp_path)):
+        pass
+    other = language_model(tmp_path, "train.steps=99", "seed=7")
+    with pytest.raises(UserError, match=r"another recipe \(seed: 1 -> 7; train.steps: 12 -> 99\)"):
+        run.claim(other)
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    recipe = language_model(tmp_path)
+    with pytest.raises(UserError, match="exists and is no run; choose another --out"):
+        Run(tmp_path).claim(recipe)
+    with pytest.raises(UserError, match=r"holds no recipe.toml, so it is no run"):
+        Run(tmp_path).recipe()
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    recipe, path = language_model(tmp_path), tmp_path / "run"
+    with (
+        Run(path).held(recipe),
+        pytest.raises(UserError, match="another process is training in"),
+        Run(path).held(recipe),
+    ):
+        pass
+
+
+def test_rewinding_forgets_later_steps_and_a_line_that_was_cut_off(tmp_path):
+    run = Run(tmp_path)
+    for step in (1, 2, 3):
+        run.log(step, {"loss": step / 3})
+        run.log_time(step, {"seconds": 1.0})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    run.rewind(2)
+    assert run.metrics() == [{"step": 1, "loss": 1 / 3}, {"step": 2, "loss": 2 / 3}]
+    assert [line["step"] for line in run.timing()] == [1, 2]
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == "".join(json.dumps(line) + "\n" for line in run.metrics())
+
+
+def test_a_write_that_fails_leaves_what_stood_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def run_out_of_space(beside):
+        beside.write_text("half")
+        raise OSError(28, os.strerror(28))
+
+    with pytest.raises(UserError, match=r"No space left on device.*what stood there is intact"):
+        write_atomically(path, run_out_of_space)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_arrays_are_read_back_without_pickle(tmp_path):
+    run = Run(tmp_path)
+    run.write_arrays("statistics.npz", {"bleu": np.eye(3)})
+    with np.load(tmp_path / "statistics.npz", allow_pickle=False) as file:
+        np.testing.assert_array_equal(file["bleu"], np.eye(3))
+
+
+def test_a_run_without_result_says_so(tmp_path):
+    with pytest.raises(UserError, match=r"holds no result.json; train the run to its end first"):
+        Run(tmp_path).result()
+
+
+def test_the_path_of_a_run_spells_its_variant(tmp_path):
+    recipe = language_model(tmp_path, "seed=3", synthesis="factorized_random:k=4+dot")
+    expected = "runs/language_modeling/factorized_random_k=4+dot/seed3"
+    assert default_path(recipe).as_posix() == expected

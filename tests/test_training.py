@@ -1,0 +1,238 @@
+import json
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from synthesizer.checkpoint import read_weights
+from synthesizer.errors import UserError
+from synthesizer.interruption import Interrupted
+from synthesizer.progress import Quiet
+from synthesizer.run import Run
+from synthesizer.training import fit
+from tiny import language_model
+
+
+class Told(Quiet):
+    """Keeps what it is told, and may act on it."""
+
+    def __init__(self, at=None, act=None):
+        self.said, self.at, self.act = [], at, act
+
+    def show(self, step, steps, loss, rate, left):
+        if step == self.at:
+            self.act()
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def outcome(run):
+    """What must be bit-equal: the metrics and the weights of a finished run."""
+    return (run.path / "metrics.jsonl").read_bytes(), load_file(run.model / "model.safetensors")
+
+
+def assert_same_outcome(first, second):
+    (metrics, weights), (other_metrics, other_weights) = outcome(first), outcome(second)
+    assert metrics == other_metrics
+    assert weights.keys() == other_weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, other_weights[name]), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One uninterrupted run, with dropout, averaging and accumulation."""
+    folder = tmp_path_factory.mktemp("whole")
+    os.environ["SYNTHESIZER_CACHE"] = str(folder / "cache")
+    changes = ("model.dropout=0.3", "train.average=2", "train.accumulate=2", "train.keep=1")
+    recipe, run = language_model(folder, *changes), Run(folder / "run")
+    return recipe, run, fit(recipe, run)
+
+
+def test_a_finished_run_directory_holds_all_that_is_promised(whole):
+    _, run, result = whole
+    names = {path.name for path in run.path.iterdir()} - {".lock"}
+    assert names == {
+        "recipe.toml",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "result.json",
+        "statistics.npz",
+        "attention.npz",
+        "model",
+        "checkpoints",
+        "samples.txt",
+    }
+    assert result == run.result()
+    wanted = {"metrics", "signatures", "parameters", "flops_per_token", "seed", "commit"}
+    assert wanted | {"versions", "peak_memory_bytes", "training_tokens_per_second"} <= result.keys()
+    assert (run.path / "attention.npz").stat().st_size < 100_000
+    assert {p.name for p in run.checkpoints.iterdir()} == {
+        f"{name}.safetensors" for name in ("best", "last", "averaged")
+    }
+
+
+def test_metrics_have_no_clock_and_one_line_per_interval(whole):
+    _, run, _ = whole
+    lines = run.metrics()
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12]
+    assert [line["step"] for line in lines if "validation" in line] == [6, 12]
+    assert lines[0].keys() == {"step", "loss", "lr", "grad_norm", "tokens"}
+
+
+def test_a_finished_run_is_not_trained_again(whole):
+    recipe, run, result = whole
+    before = (run.path / "metrics.jsonl").stat().st_mtime_ns
+    assert fit(recipe, run) == result
+    assert (run.path / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(whole):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, run, result = whole
+    model = AutoModelForCausalLM.from_pretrained(run.model)
+    averaged = read_weights(run.checkpoints / "averaged.safetensors")
+    assert result["averaged_steps"] == [8, 12]
+    torch.testing.assert_close(model.model.embedding.weight, averaged["model.embedding.weight"])
+    assert AutoTokenizer.from_pretrained(run.model).decode([4 + 97]) != ""
+    card = (run.model / "README.md").read_text()
+    assert "bits_per_byte" in card
+    assert 'synthesis = "random+dot"' in card
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(whole, tmp_path, number):
+    recipe, run, _ = whole
+    again = Run(tmp_path / "run")
+    stop = Told(at=3, act=lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match="interrupted at step 4 of 12; the same command goes on"):
+        fit(recipe, again, stop)
+    told = Told()
+    fit(recipe, again, told)
+    assert told.said[0] == f"resuming {again.path} at step 4"
+    assert_same_outcome(again, run)
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(whole, tmp_path):
+    recipe, run, _ = whole
+    again = Run(tmp_path / "run")
+    for step in (6, 10):
+        stop = Told(at=step - 1 if step == 10 else step, act=lambda: os.kill(os.getpid(), 15))
+        with pytest.raises(Interrupted):
+            fit(recipe, again, stop)
+    newest = max(again.checkpoints.glob("step-*"), key=lambda path: int(path.stem[5:]))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    told = Told()
+    fit(recipe, again, told)
+    assert "is damaged; going back to the one before it" in told.said[0]
+    assert_same_outcome(again, run)
+
+
+def test_two_runs_of_one_recipe_are_equal_and_another_seed_differs(tmp_path):
+    runs = [Run(tmp_path / name) for name in ("first", "second", "third")]
+    for run, seed in zip(runs, (1, 1, 2), strict=True):
+        fit(language_model(tmp_path, f"seed={seed}", "model.dropout=0.2", "train.steps=4"), run)
+    assert_same_outcome(runs[0], runs[1])
+    assert outcome(runs[0])[0] != outcome(runs[2])[0]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(tmp_path):
+    recipe = language_model(tmp_path, "train.lr=1e30", "train.clip=0", "train.checkpoint_every=1")
+    run = Run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"the loss is .* at step \d+; .*lower train.lr") as caught:
+        fit(recipe, run)
+    newest = max(run.checkpoints.glob("step-*"), key=lambda path: int(path.stem[5:]))
+    assert f"the last good checkpoint is {newest}" in str(caught.value)
+    assert f"at step {int(newest.stem[5:]) + 1};" in str(caught.value)
+    assert not run.is_finished
+
+
+def test_training_stops_when_patience_ends(tmp_path):
+    changes = ("train.lr=1e-12", "train.patience=2", "evaluate.every=1", "train.steps=50")
+    result = fit(language_model(tmp_path, *changes), Run(tmp_path / "run"))
+    assert result["steps"] < 50
+    assert result["steps"] == result["best_step"] + 2
+
+
+def test_the_best_weights_are_kept_when_later_ones_are_worse(tmp_path):
+    changes = ("train.lr=0.5", "train.warmup=0", "evaluate.every=1", "train.schedule=constant")
+    run = Run(tmp_path / "run")
+    result = fit(language_model(tmp_path, *changes), run)
+    values = {
+        line["step"]: line["validation"]["bits_per_byte"]
+        for line in run.metrics()
+        if "validation" in line
+    }
+    assert result["best_step"] == min(values, key=values.get)
+    assert result["best_step"] < result["steps"]
+    assert result["validation"]["bits_per_byte"] == min(values.values())
+    best = read_weights(run.checkpoints / "best.safetensors")
+    assert torch.equal(best["model.embedding.weight"], outcome(run)[1]["model.embedding.weight"])
+
+
+def test_training_may_start_from_another_run(whole, tmp_path):
+    recipe, run, result = whole
+    changed = recipe.model_copy(
+        update={
+            "train": recipe.train.model_copy(
+                update={"start_from": str(run.path), "lr": 1e-12, "average": 0}
+            )
+        }
+    )
+    again = fit(changed, Run(tmp_path / "run"))
+    assert again["metrics"]["loss"] == pytest.approx(result["metrics"]["loss"], rel=1e-4)
+
+
+def test_starting_from_what_is_no_run_is_an_error(tmp_path):
+    recipe = language_model(tmp_path, f"train.start_from={tmp_path / 'nowhere'}")
+    with pytest.raises(UserError, match="nowhere"):
+        fit(recipe, Run(tmp_path / "run"))
+
+
+def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
+    """The loss of a step is the mean over the targets of all its batches, not a mean of means."""
+    from accelerate import Accelerator
+
+    from synthesizer.tasks import build_task
+    from synthesizer.training import Loop
+
+    recipe = language_model(tmp_path, "train.batch_tokens=60")
+    task = build_task(recipe)
+    loops = [
+        Loop(recipe, Run(tmp_path), task, Accelerator(mixed_precision="no"), Quiet())
+        for _ in range(2)
+    ]
+    batches = [next(task.train_batches(step)) for step in range(2)]
+    joined = {
+        name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs
+    }
+    both = type(batches[0])(
+        joined,
+        sum(batch.num_targets for batch in batches),
+        sum(batch.num_tokens for batch in batches),
+        (),
+    )
+    loops[0].take_step(batches)
+    loops[1].take_step([both])
+    for ours, theirs in zip(loops[0].model.parameters(), loops[1].model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_curves_for_tensorboard_are_written_by_option(tmp_path):
+    pytest.importorskip("tensorboard")
+    fit(language_model(tmp_path, "train.steps=3"), Run(tmp_path / "run"), tensorboard=True)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_a_result_can_be_read_by_any_json_reader(whole):
+    _, run, _ = whole
+    text = (run.path / "result.json").read_text()
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    json.loads(text, parse_constant=refuse)
