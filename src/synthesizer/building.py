@@ -125,7 +125,7 @@ def _chosen(recipe: Recipe) -> dict[str, Any]:
     return {
         **recipe.model.model_dump(),
         "synthesis": recipe.synthesis,
-        "decoder_synthesis": recipe.decoder_synthesis,
+        "decoder_synthesis": recipe.decoder_synthesis or "",
         "label_smoothing": recipe.train.label_smoothing,
     }
 

@@ -149,6 +149,7 @@ class Recipe(_Part):
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
     paper: str | None = None  # key into paper.toml
+    chosen_for: str | None = None  # the synthesis whose validation score chose lr and table_rate
     data: Data = Data()
     text: Text = Text()
     model: Model = Model()
