@@ -1,7 +1,15 @@
 import pytest
 
+from synthesizer.baselines import BASELINES
 from synthesizer.errors import UserError
-from synthesizer.spec import Term, expand_layers, normalize_spec, parse_spec, variants
+from synthesizer.spec import (
+    Term,
+    expand_layers,
+    normalize_spec,
+    parse_spec,
+    shows_weights,
+    variants,
+)
 from synthesizer.synthesis import SYNTHESES, Size, build_synthesis, spec_of
 
 SIZE = Size(d_model=12, num_heads=3, max_len=20)
@@ -44,7 +52,8 @@ def test_per_layer_specs_name_every_layer():
         (
             "dence",
             "unknown synthesis 'dence'; did you mean 'dense'? choose from dot, random, "
-            "fixed_random, factorized_random, dense, factorized_dense, none",
+            "fixed_random, factorized_random, dense, factorized_dense, none, "
+            "lightconv, dynamicconv, linformer",
         ),
         ("random+dence", "unknown synthesis 'dence' in 'random+dence'; did you mean 'dense'?"),
         ("", "unknown synthesis ''"),
@@ -94,10 +103,16 @@ def test_bad_layers_say_what_is_wrong(spec, text):
 
 
 def test_the_table_read_without_torch_is_the_table():
-    assert list(variants()) == [*SYNTHESES, "none"]
-    for name, cls in SYNTHESES.items():
+    assert list(variants()) == [*SYNTHESES, "none", *BASELINES]
+    for name, cls in {**SYNTHESES, **BASELINES}.items():
         assert variants()[name].equation == cls.__doc__.splitlines()[0]
         assert variants()[name].parameters == cls.parameter_count
+        assert variants()[name].baseline is (name in BASELINES)
+
+
+def test_a_layer_without_weights_is_known_from_the_spec():
+    assert shows_weights("random*2,R+V,none")
+    assert not shows_weights("dot,lightconv:kernel=3")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from synthesizer.errors import UserError
 if TYPE_CHECKING:
     from synthesizer.attention import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer.backbone import SynthesizerModel
+    from synthesizer.baselines import BASELINES
     from synthesizer.cache import SynthesizerCache
     from synthesizer.config import SynthesizerConfig
+    from synthesizer.mixers import build_mixer
     from synthesizer.models import (
         SynthesizerForCausalLM,
         SynthesizerForConditionalGeneration,
@@ -29,6 +31,8 @@ _HOME = {
     "Size": "synthesis",
     "SYNTHESES": "synthesis",
     "build_synthesis": "synthesis",
+    "BASELINES": "baselines",
+    "build_mixer": "mixers",
     "SynthesizerCache": "cache",
     "SynthesizerConfig": "models",
     "SynthesizerModel": "models",
@@ -38,6 +42,7 @@ _HOME = {
 }
 
 __all__ = [
+    "BASELINES",
     "SYNTHESES",
     "CrossAttention",
     "Size",
@@ -50,6 +55,7 @@ __all__ = [
     "SyntheticAttention",
     "UserError",
     "ValueCache",
+    "build_mixer",
     "build_synthesis",
 ]
 

@@ -29,25 +29,40 @@ class Cache(Protocol):
         """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
         ...
 
+    def window(self) -> Tensor | None:
+        """What slide kept last, if anything."""
+        ...
+
+    def slide(self, window: Tensor, num_tokens: int) -> None:
+        """Keep this window (B, W, D) alone, now that num_tokens more tokens have passed."""
+        ...
+
     def get_seq_length(self) -> int:
-        """How many tokens are remembered."""
+        """How many tokens have passed."""
         ...
 
 
 class ValueCache:
-    """Values, and keys only where a dot product needs them."""
+    """Values, and keys only where a dot product needs them; or the window of a convolution."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.slid = 0
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
         self.keys = append(self.keys, keys)
         self.values = values = append(self.values, values)
         return self.keys, values
 
+    def window(self) -> Tensor | None:
+        return self.values
+
+    def slide(self, window: Tensor, num_tokens: int) -> None:
+        self.values, self.slid = window, self.slid + num_tokens
+
     def get_seq_length(self) -> int:
-        return 0 if self.values is None else self.values.shape[-2]
+        return self.slid or (0 if self.values is None else self.values.shape[-2])
 
 
 class SyntheticAttention(nn.Module):
@@ -226,7 +241,7 @@ def locate(
     if position_ids is not None:
         return position_ids
     slots = torch.arange(num_keys, device=device)
-    if attention_mask is None or _hides_only_the_end(attention_mask):
+    if attention_mask is None or hides_only_the_end(attention_mask):
         return slots
     real = attention_mask.bool()
     return torch.where(real, real.cumsum(-1) - 1, slots)
@@ -312,7 +327,7 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
         )
 
 
-def _hides_only_the_end(attention_mask: Tensor) -> bool:
+def hides_only_the_end(attention_mask: Tensor) -> bool:
     """Whether this is plain right padding, where it may be asked: then positions are shared."""
     if torch.compiler.is_compiling() or attention_mask.is_meta:
         return False

@@ -8,23 +8,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention import check_mask, locate, too_long
+from synthesizer.baselines import BASELINES
 from synthesizer.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
 from synthesizer.layers import Context, RelativeBias, Stack, StackOutput
+from synthesizer.mixers import spec_of_mixer
+from synthesizer.outputs import Seq2SeqStatesOutput, StatesOutput
 from synthesizer.spec import NONE, expand_layers
-from synthesizer.synthesis import SYNTHESES, Mixture, Size, spec_of
+from synthesizer.synthesis import SYNTHESES, Mixture, Size
+from synthesizer.universal import Halting, UniversalStack, build_stack
 
-DRAW_THEMSELVES = (*SYNTHESES.values(), Mixture, RelativeBias, nn.LayerNorm, nn.RMSNorm)
+PARTS = (*SYNTHESES.values(), Mixture, *BASELINES.values())
+DRAW_THEMSELVES = (*PARTS, RelativeBias, Halting, nn.LayerNorm, nn.RMSNorm)
 
 
 class Wanted(NamedTuple):
@@ -73,21 +74,22 @@ class SynthesizerPreTrainedModel(PreTrainedModel):
 class SynthesizerModel(SynthesizerPreTrainedModel):
     """Embeddings and stacks, without a head: a decoder, an encoder, or both."""
 
-    encoder: Stack
-    decoder: Stack
+    encoder: Stack | UniversalStack
+    decoder: Stack | UniversalStack
 
     def __init__(self, config: SynthesizerConfig) -> None:
         super().__init__(config.of_kind(config.kind or "decoder"))
         config = self.config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        first = Stack(config.encoder_shape(), expand_layers(config.synthesis, config.num_layers))
+        specs = expand_layers(config.synthesis, config.num_layers)
+        first = build_stack(config.encoder_shape(), specs)
         if config.kind == "decoder":
             self.decoder = first
         else:
             self.encoder = first
         if config.kind == "encoder_decoder":
             specs = expand_layers(config.decoder_synthesis, config.num_decoder_layers)
-            self.decoder = Stack(config.decoder_shape(), specs)
+            self.decoder = build_stack(config.decoder_shape(), specs)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -114,7 +116,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> BaseModelOutput | Seq2SeqModelOutput:
+    ) -> BaseModelOutput | Seq2SeqStatesOutput:
         wanted = self._wanted(use_cache, output_attentions, output_hidden_states)
         if self.config.kind == "encoder_decoder" and decoder_input_ids is None:
             raise UserError("an encoder-decoder needs decoder_input_ids, or labels to make them of")
@@ -132,7 +134,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         decoded = self._decode(
             x, decoder_attention_mask, None, past_key_values, wanted, memory, attention_mask
         )
-        return Seq2SeqModelOutput(
+        costs = [decoded.get("ponder_cost"), encoder_outputs.get("ponder_cost")]
+        known = [cost for cost in costs if cost is not None]
+        return Seq2SeqStatesOutput(
             last_hidden_state=decoded.last_hidden_state,
             past_key_values=decoded.past_key_values,
             decoder_hidden_states=decoded.hidden_states,
@@ -141,6 +145,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             encoder_last_hidden_state=memory,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
+            num_steps=decoded.num_steps,
+            encoder_num_steps=encoder_outputs.get("num_steps"),
+            ponder_cost=torch.stack(known).sum(0) if known else None,
         )
 
     def _encode(
@@ -162,11 +169,11 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         wanted: Wanted,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> StatesOutput:
         layers = self.decoder.layers
         if cache is None and wanted.cache:
             new = SynthesizerCache if memory is None else encoder_decoder_cache
-            cache = new(len(layers))
+            cache = new(self.decoder.num_steps)
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         past = 0 if own is None else _past_of(own)
         context = self._context(self.decoder, x, attention_mask, position_ids, past, wanted)
@@ -186,7 +193,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
 
     def _context(
         self,
-        stack: Stack,
+        stack: Stack | UniversalStack,
         x: Tensor,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
@@ -240,9 +247,9 @@ class EncoderOf(nn.Module):
         return model._encode(model._embed(input_ids, inputs_embeds), attention_mask, None, wanted)
 
 
-def _specs_of(stack: Stack) -> str:
+def _specs_of(stack: Stack | UniversalStack) -> str:
     specs = [
-        NONE if layer.attention is None else spec_of(layer.attention.synthesis)
+        NONE if layer.attention is None else spec_of_mixer(layer.attention)
         for layer in stack.layers
     ]
     return specs[0] if len(set(specs)) == 1 else ",".join(specs)
@@ -286,15 +293,15 @@ def _reconcile(
     return position_ids
 
 
-def _as_output(
-    output: StackOutput, wanted: Wanted, cache: Cache | None
-) -> BaseModelOutputWithPastAndCrossAttentions:
-    return BaseModelOutputWithPastAndCrossAttentions(
+def _as_output(output: StackOutput, wanted: Wanted, cache: Cache | None) -> StatesOutput:
+    return StatesOutput(
         last_hidden_state=output.x,
         past_key_values=cache,
         hidden_states=tuple(output.states) if wanted.states else None,
         attentions=_expanded(output.weights, output.x) if wanted.attentions else None,
         cross_attentions=_expanded(output.cross_weights, output.x) if wanted.attentions else None,
+        num_steps=output.num_steps,
+        ponder_cost=output.ponder_cost,
     )
 
 

@@ -6,13 +6,15 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from synthesizer.attention import CrossAttention, append
+from synthesizer.errors import UserError
 
 
 class ValueLayer(DynamicLayer):
-    """One layer's values (B, H, S, K), and its keys if it has any."""
+    """One layer's values (B, H, S, K), and its keys if it has any; or its window (B, W, D)."""
 
     keys: Tensor | None
     values: Tensor | None
+    slid = 0
 
     def lazy_initialization(self, key_states: Tensor | None, value_states: Tensor) -> None:
         self.dtype, self.device = value_states.dtype, value_states.device
@@ -27,8 +29,15 @@ class ValueLayer(DynamicLayer):
         self.values = values = append(self.values, value_states)
         return self.keys, values
 
+    def window(self) -> Tensor | None:
+        return self.values
+
+    def slide(self, window: Tensor, num_tokens: int) -> None:
+        self.lazy_initialization(None, window)
+        self.values, self.slid = window, self.slid + num_tokens
+
     def get_seq_length(self) -> int:
-        return 0 if self.values is None else self.values.shape[-2]
+        return self.slid or (0 if self.values is None else self.values.shape[-2])
 
     def offload(self) -> None:
         self._change(lambda kept: kept.to("cpu", non_blocking=True))
@@ -38,12 +47,18 @@ class ValueLayer(DynamicLayer):
 
     def reset(self) -> None:
         self.keys = self.values = None
-        self.is_initialized = False
+        self.slid, self.is_initialized = 0, False
 
     def crop(self, max_length: int) -> None:
         """Cut to max_length tokens, or take -max_length away where it is negative."""
         length = max_length if max_length > 0 else self.get_seq_length() + max_length
-        self._change(lambda kept: kept[..., :length, :])
+        if length < self.slid:
+            raise UserError(
+                f"a convolution that has seen {self.slid} tokens cannot go back to {length}: it "
+                "remembers its window alone; decode without an assistant"
+            )
+        if not self.slid:
+            self._change(lambda kept: kept[..., :length, :])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda kept: kept.index_select(0, beam_idx.to(kept.device)))

@@ -8,8 +8,9 @@ from transformers import PreTrainedConfig
 
 from synthesizer.errors import UserError
 from synthesizer.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
-from synthesizer.spec import NONE, expand_layers, split_layers
-from synthesizer.synthesis import Size, build_synthesis, spec_of
+from synthesizer.mixers import build_mixer, spec_of_mixer
+from synthesizer.spec import NONE, expand_layers, shows_weights, split_layers
+from synthesizer.synthesis import Size
 
 KINDS = ("decoder", "encoder", "encoder_decoder")
 POOLINGS = ("cls", "mean")
@@ -57,10 +58,13 @@ class SynthesizerConfig(PreTrainedConfig):
     attention_dropout  on attention weights; dropout is on residuals
     label_smoothing    applied by the model itself, in training only
     pooling            "cls" (the first real token) or "mean": what a classifier reads
+    universal          one layer's weights in all num_layers steps; each token may stop earlier
+    halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
+    ponder_cost        how much a step costs in the loss, in training only
     """
 
     model_type = "synthesizer"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "num_steps", "encoder_num_steps"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -88,6 +92,9 @@ class SynthesizerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     label_smoothing: float | int = 0.0
     pooling: str = "mean"
+    universal: bool = False
+    halting_epsilon: float | int = 0.05
+    ponder_cost: float | int = 0.01
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
@@ -104,14 +111,18 @@ class SynthesizerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         self._check_choices()
+        self._check_universal()
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         self.decoder_max_len = self.decoder_max_len or self.max_len
         decoder = self.decoder_synthesis or self.synthesis
         if self.kind is not None:
-            self.synthesis = self._settle(self.synthesis, self.num_layers, self.max_len)
+            self.synthesis = self._settle(
+                self.synthesis, self.num_layers, self.max_len, causal=self.kind == "decoder"
+            )
         if self.kind == "encoder_decoder":
-            decoder = self._settle(decoder, self.num_decoder_layers, self.decoder_max_len)
-            self.decoder_synthesis = decoder
+            self.decoder_synthesis = self._settle(
+                decoder, self.num_decoder_layers, self.decoder_max_len, causal=True
+            )
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
         self.is_encoder_decoder = self.kind == "encoder_decoder"
@@ -150,18 +161,43 @@ class SynthesizerConfig(PreTrainedConfig):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            halt_at=1 - self.halting_epsilon if self.universal else None,
         )
 
-    def _settle(self, spec: str, num_layers: int, max_len: int) -> str:
+    def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
         """Write a spec with all that was left to defaults of size, so that it can be resized."""
         expand_layers(spec, num_layers)
+        if self.positions == "relative" and not shows_weights(spec):
+            raise UserError(
+                f'positions="relative" is a bias on logits, and synthesis {spec!r} has a layer '
+                "without logits; choose other positions"
+            )
         size = Size(self.d_model, self.num_heads, max_len)
-        with torch.device("meta"):
-            settled = [
-                (item if item == NONE else spec_of(build_synthesis(item, size)), repeat)
-                for item, repeat in split_layers(spec)
-            ]
-        return ",".join(item + repeat for item, repeat in settled)
+        settled = []
+        for item, repeat in split_layers(spec):
+            if item != NONE:
+                with torch.device("meta"):
+                    item = spec_of_mixer(build_mixer(item, size, causal=causal))
+            settled.append(item + repeat)
+        return ",".join(settled)
+
+    def _check_universal(self) -> None:
+        if not self.universal:
+            for name in ("halting_epsilon", "ponder_cost"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(
+                        f"{name}={getattr(self, name)} without universal=True does nothing; "
+                        f"leave {name} out"
+                    )
+            return
+        for spec in (self.synthesis, self.decoder_synthesis or self.synthesis):
+            if split_layers(spec) != [(split_layers(spec)[0][0], "")]:
+                raise UserError(
+                    f"universal=True shares one layer over depth, and synthesis {spec!r} names "
+                    "layers one by one; write one spec for all"
+                )
+        if not 0 < self.halting_epsilon < 1:
+            raise UserError(f"halting_epsilon={self.halting_epsilon}; choose it between 0 and 1")
 
     def _check_choices(self) -> None:
         choices = {

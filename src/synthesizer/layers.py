@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from synthesizer.attention import Cache, CrossAttention, SyntheticAttention
+from synthesizer.attention import Cache, CrossAttention
+from synthesizer.mixers import build_mixer
 from synthesizer.spec import NONE
-from synthesizer.synthesis import resized
+from synthesizer.synthesis import Size, resized
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -39,6 +40,7 @@ class Shape:
     positions: str = "sinusoidal"
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    halt_at: float | None = None  # weights shared over depth; a token stops at this probability
 
     @property
     def bias(self) -> bool:
@@ -143,11 +145,9 @@ class Layer(GradientCheckpointingLayer):
         norm = NORMS[shape.norm]
         self.attention, self.attention_norm, self.cross, self.cross_norm = None, None, None, None
         if synthesis != NONE:
-            self.attention = SyntheticAttention(
-                shape.d_model,
-                shape.num_heads,
-                shape.max_len,
+            self.attention = build_mixer(
                 synthesis,
+                Size(shape.d_model, shape.num_heads, shape.max_len),
                 causal=shape.causal,
                 dropout=shape.attention_dropout,
             )
@@ -225,6 +225,8 @@ class StackOutput:
     states: list[Tensor] = field(default_factory=list)
     weights: list[Tensor | None] = field(default_factory=list)
     cross_weights: list[Tensor | None] = field(default_factory=list)
+    num_steps: Tensor | None = None  # (B,), where tokens choose how deep they go
+    ponder_cost: Tensor | None = None  # (B,)
 
 
 class Stack(nn.Module):
@@ -245,6 +247,11 @@ class Stack(nn.Module):
         self.norm = nn.Identity() if last is None else last(shape.d_model)
         self.dropout = nn.Dropout(shape.dropout)
 
+    @property
+    def num_steps(self) -> int:
+        """How many layers a token goes through."""
+        return len(self.layers)
+
     def forward(
         self,
         x: Tensor,
@@ -254,9 +261,7 @@ class Stack(nn.Module):
         memories: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> StackOutput:
         """Carry embeddings x (B, T, D) up the layers; context.positions tells all S keys."""
-        here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
-        if self.relative is not None:
-            context = replace(context, bias=self.relative(here, context.positions))
+        here, context = self.locate(x, context)
         x = self.dropout(self.positions(x, here))
         output = StackOutput(x)
         for index, layer in enumerate(self.layers):
@@ -269,6 +274,13 @@ class Stack(nn.Module):
         output.x = self.norm(x)
         output.states.append(output.x)
         return output
+
+    def locate(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """Where the tokens of x stand, and the context with what their distances add."""
+        here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
+        if self.relative is not None:
+            context = replace(context, bias=self.relative(here, context.positions))
+        return here, context
 
     def resize(self, max_len: int) -> None:
         """Grow or crop every table of positions, keeping what was learned."""

@@ -15,18 +15,15 @@ from transformers import (
     GenerationMixin,
 )
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    CausalLMOutputWithPast,
-    Seq2SeqLMOutput,
-    SequenceClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.backbone import SynthesizerModel, SynthesizerPreTrainedModel
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
 from synthesizer.generation import SynthesizerGeneration
+from synthesizer.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
+from synthesizer.universal import ponder_loss
 
 IGNORED = -100
 
@@ -56,7 +53,7 @@ class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, 
         output_hidden_states: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutput:
         """Labels are the inputs themselves: the model shifts them; -100 is not scored."""
         output = self.model(
             input_ids=input_ids,
@@ -71,14 +68,15 @@ class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, 
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = token_loss(logits[:, :-1], labels[:, 1:], smoothing, num_items_in_batch)
-        return CausalLMOutputWithPast(
+            targets = labels[:, 1:]
+            loss = model_loss(self, logits[:, :-1], targets, num_items_in_batch, output.ponder_cost)
+        return CausalLMOutput(
             loss=loss,
             logits=logits,
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
+            num_steps=output.num_steps,
         )
 
 
@@ -122,7 +120,7 @@ class SynthesizerForConditionalGeneration(
         output_hidden_states: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Seq2SeqLMOutput:
+    ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -141,9 +139,8 @@ class SynthesizerForConditionalGeneration(
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = token_loss(logits, labels, smoothing, num_items_in_batch)
-        return Seq2SeqLMOutput(
+            loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
+        return ConditionalOutput(
             loss=loss,
             logits=logits,
             past_key_values=output.past_key_values,
@@ -153,6 +150,8 @@ class SynthesizerForConditionalGeneration(
             encoder_last_hidden_state=output.encoder_last_hidden_state,
             encoder_hidden_states=output.encoder_hidden_states,
             encoder_attentions=output.encoder_attentions,
+            num_steps=output.num_steps,
+            encoder_num_steps=output.encoder_num_steps,
         )
 
 
@@ -177,7 +176,7 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> SequenceClassifierOutput:
+    ) -> ClassifierOutput:
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -191,15 +190,29 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         loss = None
         if labels is not None and self.config.num_labels == 1:
             loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype))
+            loss = _with_ponder_cost(self, loss, labels, None, output.ponder_cost)
         elif labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = token_loss(logits, labels, smoothing, num_items_in_batch)
-        return SequenceClassifierOutput(
+            loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
+        return ClassifierOutput(
             loss=loss,
             logits=logits,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
+            num_steps=output.num_steps,
         )
+
+
+def model_loss(
+    model: SynthesizerPreTrainedModel,
+    logits: Tensor,
+    targets: Tensor,
+    num_items: Tensor | int | None,
+    ponder_cost: Tensor | None,
+) -> Tensor:
+    """The loss of targets; in training smoothed, and with the cost (B,) of a universal model."""
+    smoothing = model.config.label_smoothing if model.training else 0.0
+    loss = token_loss(logits, targets, smoothing, num_items)
+    return _with_ponder_cost(model, loss, targets, num_items, ponder_cost)
 
 
 def token_loss(
@@ -216,6 +229,19 @@ def token_loss(
     return loss / ((targets != IGNORED).sum().clamp(min=1) if num_items is None else num_items)
 
 
+def _with_ponder_cost(
+    model: SynthesizerPreTrainedModel,
+    loss: Tensor,
+    targets: Tensor,
+    num_items: Tensor | int | None,
+    ponder_cost: Tensor | None,
+) -> Tensor:
+    if ponder_cost is None or not model.training:
+        return loss
+    scored = (targets != IGNORED).reshape(targets.shape[0], -1).sum(1)
+    return loss + model.config.ponder_cost * ponder_loss(ponder_cost, scored, num_items)
+
+
 def pool(x: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
     """(B, T, D) -> (B, D): the first real token, or the mean of the real tokens."""
     if attention_mask is None:
@@ -225,6 +251,12 @@ def pool(x: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
     real = attention_mask.to(x.dtype)[..., None]
     return (x * real).sum(1) / real.sum(1).clamp(min=1)
 
+
+MODELS: dict[str, type[SynthesizerPreTrainedModel]] = {
+    "decoder": SynthesizerForCausalLM,
+    "encoder_decoder": SynthesizerForConditionalGeneration,
+    "encoder": SynthesizerForSequenceClassification,
+}
 
 AutoConfig.register("synthesizer", SynthesizerConfig, exist_ok=True)
 AutoModel.register(SynthesizerConfig, SynthesizerModel, exist_ok=True)

@@ -2,18 +2,22 @@
 
     dense                            one synthesizing function
     factorized_random:k=16           with its own options
+    dynamicconv:kernel=7             a baseline: another token mixer in the place of attention
     random+dot                       a mixture, weighted by learned alphas
     random*3,dot*3                   per layer, first layer first
     R+V, FR, D+V                     the paper's short names
 
-Nothing here imports torch: the table of variants is read from the source that holds it.
+Nothing here imports torch: the tables of variants are read from the sources that hold them.
 """
 
 import ast
 import difflib
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from synthesizer.errors import UserError
 
@@ -42,13 +46,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Variant:
-    """What the table of variants says of one name."""
+    """What the tables say of one name; parameters are those beside values and output."""
 
     name: str
     paper: str
     equation: str
     parameters: str
     looks_at: str
+    baseline: bool = False
 
 
 def parse_spec(spec: str) -> tuple[Term, ...]:
@@ -58,6 +63,12 @@ def parse_spec(spec: str) -> tuple[Term, ...]:
         raise UserError(
             f"synthesis {spec!r} mixes with 'none', which leaves the sublayer out; write it alone"
         )
+    for term in terms:
+        if len(terms) > 1 and variants()[term.name].baseline:
+            raise UserError(
+                f"synthesis {spec!r} mixes with {term.name!r}, a baseline that makes no logits "
+                "to add; write it alone, or per layer with commas"
+            )
     return terms
 
 
@@ -96,10 +107,18 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
 
 @cache
 def variants() -> dict[str, Variant]:
-    """Read the table of synthesizing functions, and 'none', without importing torch."""
+    """Read the synthesizing functions, 'none' and the baselines, without importing torch."""
     table = _read_table(Path(__file__).with_name("synthesis.py"), "SYNTHESES")
     control = "no self-attention: the sublayer is left out, to show whether a task needs it at all"
-    return {**table, NONE: Variant(NONE, "", control, "0", "")}
+    others = _read_table(Path(__file__).with_name("baselines.py"), "BASELINES")
+    baselines = {name: replace(variant, baseline=True) for name, variant in others.items()}
+    return {**table, NONE: Variant(NONE, "", control, "0", ""), **baselines}
+
+
+def shows_weights(spec: str) -> bool:
+    """Whether every layer of a spec that has a token mixer can show attention weights."""
+    terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
+    return not any(variants()[term.name].baseline for term in terms)
 
 
 def check_name(name: str, spec: str) -> None:
@@ -112,6 +131,52 @@ def check_name(name: str, spec: str) -> None:
         raise UserError(
             f"unknown synthesis {name!r}{inside}; {hint}choose from {', '.join(variants())}"
         )
+
+
+def options_of(cls: type) -> Mapping[str, inspect.Parameter]:
+    """The options of a class: its keyword-only arguments, each of which it keeps as attribute."""
+    parameters = inspect.signature(cls).parameters
+    return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def read_options(term: Term, cls: type) -> dict[str, Any]:
+    """Turn the options written behind a name into the arguments of its class."""
+    known = options_of(cls)
+    options = {}
+    for key, value in term.options:
+        if key not in known:
+            allowed = f"its options are {', '.join(known)}" if known else "it takes none"
+            raise UserError(f"unknown option {key!r} in synthesis '{term}'; {allowed}")
+        read, wanted = _READERS.get(known[key].annotation, _READERS[int])
+        try:
+            options[key] = read(value)
+        except (ValueError, KeyError):
+            raise UserError(f"option {key}={value} in synthesis '{term}' is not {wanted}") from None
+    return options
+
+
+def term_of(name: str, module: object) -> Term:
+    """Write the term that builds this module, with the options that differ from their defaults."""
+    changed = [
+        (key, value)
+        for key, parameter in options_of(type(module)).items()
+        if (value := getattr(module, key)) != parameter.default
+    ]
+    return Term(name, tuple((key, str(+value)) for key, value in changed))  # +True is 1
+
+
+def require_positive(name: str, **options: int) -> None:
+    """Refuse an option below one."""
+    for key, value in options.items():
+        if value < 1:
+            raise UserError(f"{name}:{key}={value}; {key} must be at least 1")
+
+
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: ({"0": False, "1": True}.__getitem__, "0 or 1"),
+}
 
 
 def _parse_term(text: str, spec: str) -> Term:
@@ -132,8 +197,10 @@ def _read_table(path: Path, table: str) -> dict[str, Variant]:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     for node in body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
-            assert isinstance(node.value, ast.Dict)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if ast.unparse(target) != table:
+                continue
             pairs = zip(node.value.keys, node.value.values, strict=True)
             named = {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key}
             return {name: _describe(name, classes[cls]) for name, cls in named.items()}

@@ -15,7 +15,6 @@ Masks, softmax, dropout and values are attention.py's, written there once.
 Letters: B batch, T queries, S keys, D model, H heads, K head width, N longest sequence, R rank.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from synthesizer.errors import UserError
-from synthesizer.spec import NONE, Term, parse_spec
+from synthesizer.spec import NONE, Term, parse_spec, read_options, require_positive, term_of
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class FactorizedRandom(nn.Module):
 
     def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
         super().__init__()
-        _require_positive("factorized_random", k=k)
+        require_positive("factorized_random", k=k)
         self.k, self.std = k, std
         self.rows = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
         self.columns = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
@@ -333,40 +332,23 @@ def spec_of(synthesis: Synthesis) -> str:
     if isinstance(synthesis, Mixture):
         return "+".join(spec_of(part) for part in synthesis.parts)
     name = next(name for name, cls in SYNTHESES.items() if type(synthesis) is cls)
-    current = {key: getattr(synthesis, key) for key in _options(type(synthesis))}
-    default = {key: parameter.default for key, parameter in _options(type(synthesis)).items()}
-    changed = tuple((key, str(value)) for key, value in current.items() if value != default[key])
-    return str(Term(name, changed))
-
-
-def _options(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The keyword-only arguments of a synthesizing function; it keeps each as an attribute."""
-    parameters = inspect.signature(cls).parameters
-    return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return str(term_of(name, synthesis))
 
 
 def _build_part(term: Term, size: Size) -> Part:
-    cls = SYNTHESES[term.name]
-    known = _options(cls)
-    options = {}
-    for key, value in term.options:
-        if key not in known:
-            allowed = f"its options are {', '.join(known)}" if known else "it takes none"
-            raise UserError(f"unknown option {key!r} in synthesis '{term}'; {allowed}")
-        kind, wanted = (
-            (float, "a number") if known[key].annotation is float else (int, "a whole number")
+    if term.name not in SYNTHESES:
+        raise UserError(
+            f"synthesis {term.name!r} is a baseline and makes no logits; "
+            "build it with build_mixer, or in a model"
         )
-        try:
-            options[key] = kind(value)
-        except ValueError:
-            raise UserError(f"option {key}={value} in synthesis '{term}' is not {wanted}") from None
-    return cls(size, **options)
+    cls = SYNTHESES[term.name]
+    return cls(size, **read_options(term, cls))
 
 
 def _sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
     """The sides of the outer product: as given, or as square as max_len allows."""
     for given in ({"a": a}, {"b": b}):
-        _require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
+        require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
     if a is None:
         a = math.isqrt(max_len - 1) + 1 if b is None else -(-max_len // b)
     if b is None:
@@ -377,12 +359,6 @@ def _sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
             f"choose a*b of at least {max_len}"
         )
     return a, b
-
-
-def _require_positive(name: str, **options: int) -> None:
-    for key, value in options.items():
-        if value < 1:
-            raise UserError(f"{name}:{key}={value}; {key} must be at least 1")
 
 
 def _empty(*shape: int) -> nn.Parameter:
