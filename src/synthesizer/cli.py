@@ -3,6 +3,7 @@
 Each verb imports what it needs inside itself, so that --help, list and recipes start at once.
 """
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -162,6 +163,63 @@ def generate(
         if answer.error is not None:
             sys.stderr.write(f"synthesizer: line {number}: {answer.error}\n")
         _say(answer.text)
+
+
+@app.command()
+def compare(
+    recipe: Annotated[
+        str, typer.Argument(help="A built-in recipe, a .toml file, or your data: .csv, .txt, ...")
+    ] = "python-docs",
+    synthesis: Annotated[
+        list[str] | None, typer.Option(help="A row; by default the paper's Table 2 and controls.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per row; by default 3.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Workers; by default all cores.")] = None,
+    match: Annotated[
+        str, typer.Option(help="none, params or flops: what d_ff makes equal in all rows.")
+    ] = "none",
+    tune: Annotated[int, typer.Option(min=0, help="Trials per row that choose its rates.")] = 0,
+    margin: Annotated[
+        float | None, typer.Option(min=0, help="What counts as no worse; by default per metric.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, fewer steps, no verdict.")] = (
+        False
+    ),
+    baselines: Annotated[bool, typer.Option("--baselines", help="Add the other systems.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the single runs, and stop.")] = False,
+    overrides: Overrides = None,
+    plain: Plain = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Study directory; by default runs/RECIPE-HASH.")
+    ] = None,
+) -> None:
+    """Answer whether a task needs dot-product attention: train every row, fairly, and report.
+
+    Interrupted and started again it goes on where it was.
+    """
+    from synthesizer import study
+    from synthesizer.plan import Asked
+
+    asked = Asked(
+        recipe=recipe,
+        syntheses=tuple(synthesis or ()),
+        seeds=seeds,
+        jobs=jobs,
+        match=match,
+        tune=tune,
+        margin=margin,
+        quick=quick,
+        baselines=baselines,
+        overrides=tuple(overrides or ()),
+        out=out,
+        command=shlex.join(["synthesizer", *sys.argv[1:]]),
+    )
+    if plan:
+        for line in study.list_commands(asked):
+            _say(line)
+        return
+    done = study.compare(asked, _say, plain=plain)
+    _say(str(done.out))
 
 
 def main(arguments: list[str] | None = None) -> int:

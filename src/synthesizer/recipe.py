@@ -91,6 +91,7 @@ class Model(_Part):
     dropout: Share = 0.1
     attention_dropout: Share = 0.0
     pooling: Literal["cls", "mean"] = "mean"
+    universal: bool = False  # one layer's weights at every depth, as a Universal Transformer
 
 
 class Train(_Part):
