@@ -13,6 +13,7 @@ from synthesizer.errors import UserError
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {
     "python-docs": ["text"],
+    "grammar-ende": ["en", "de"],
     "listops": ["Source", "Target"],
     "listops-short": ["Source", "Target"],
     "shift": ["input", "target"],
@@ -161,6 +162,6 @@ def test_shift_asks_for_the_token_three_back(made):
 def test_recall_asks_for_the_value_bound_to_the_key(made):
     for row in made["recall"]["test"]:
         tokens, target = row["input"].split(), row["target"].split()
-        bound = dict(re.fullmatch(r"([a-z])(\d+)", token).groups() for token in tokens[:8])
-        assert len(bound) == 8
-        assert target == ["_"] * 8 + [bound[key] for key in tokens[8:]]
+        bound = dict(re.fullmatch(r"([a-z])(\d+)", token).groups() for token in tokens[:12])
+        assert len(bound) == 12
+        assert target == ["_"] * 12 + [bound[key] for key in tokens[12:]]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.errors import UserError
 from synthesizer.evaluation import until_end
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.recipe import Recipe
-from synthesizer.results import load_model
+from synthesizer.results import best_device, load_model
 from synthesizer.run import Run
 from synthesizer.tasks import prompt
 from synthesizer.text import load_tokenizer
@@ -42,7 +42,7 @@ class Answerer:
     def __init__(self, run: Run, asked: Asked, checkpoint: str | None = None) -> None:
         self._recipe: Recipe = run.recipe()
         self._model: SynthesizerPreTrainedModel = load_model(run, checkpoint)
-        self._model.to("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.to(best_device())
         self._tokenizer: PreTrainedTokenizerFast = load_tokenizer(run.model)
         self._asked = asked
         if asked.sample and (asked.beam or 1) > 1:

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
 from synthesizer.models import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
-    SynthesizerPreTrainedModel,
 )
 from synthesizer.recipe import Recipe
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 import torch
-from accelerate import Accelerator
 
 from synthesizer.building import build_config, rough_config
 from synthesizer.config import SynthesizerConfig
@@ -17,7 +16,7 @@ from synthesizer.recipe import Recipe, dump
 from synthesizer.run import Run
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
-from synthesizer.training import Loop
+from synthesizer.training import Loop, open_accelerator
 
 TRIED = 4  # steps, the first of which warms up
 
@@ -55,7 +54,7 @@ def _cost(config: SynthesizerConfig) -> Iterator[str]:
 def time_step(recipe: Recipe, task: Task) -> float:
     """Seconds of a training step, measured on a few."""
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(recipe, Run(folder), task, Accelerator(), Quiet())
+        loop = Loop(recipe, Run(folder), task, open_accelerator(recipe), Quiet())
         batches = loop.batches()
         taken = []
         for _ in range(TRIED):

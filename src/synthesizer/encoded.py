@@ -54,7 +54,7 @@ def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
 def _load(path: Path) -> Entry | None:
     """Every member of an .npz carries a checksum, so damage shows as one of these errors."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return Entry(arrays, json.loads(arrays.pop(_META).tobytes()))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):

@@ -257,7 +257,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {key}: '{parent}' is a value, not a section; drop what follows")
     if text.strip():
-        table[last] = _value(text.strip())
+        table[last] = _value(text.lstrip())
     else:
         table.pop(last, None)
 
@@ -307,6 +307,21 @@ _SECTIONS: dict[str, type[_Part]] = {
 }
 
 
+_PAIRS = ("translation", "summarization", "dialogue")
+_STREAMS = ("language_modeling", "span_corruption")
+_ONLY_FOR = {
+    ("data", "tasks"): ("text_to_text",),
+    ("data", "cap"): ("text_to_text",),
+    ("data", "labels"): ("classification",),
+    ("data", "prefix"): _PAIRS,
+    ("data", "keep_blank"): _STREAMS,
+    ("data", "streaming"): _STREAMS,
+    ("text", "share"): (*_PAIRS, "text_to_text"),
+    ("model", "pooling"): ("classification",),
+}
+"""Keys that only some tasks read: elsewhere they are refused rather than ignored."""
+
+
 def _nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(known)}"
@@ -324,6 +339,18 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
         raise UserError(
             f"{origin} [model]: d_model={model.d_model} is not divisible by "
             f"num_heads={model.num_heads}; change one of them"
+        )
+    for (section, key), tasks in _ONLY_FOR.items():
+        part = getattr(recipe, section)
+        if getattr(part, key) != type(part).model_fields[key].default and recipe.task not in tasks:
+            raise UserError(
+                f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "
+                f"(it is for {', '.join(tasks)})"
+            )
+    if recipe.task == "text_to_text" and (recipe.data.train or not recipe.data.tasks):
+        raise UserError(
+            f"{origin} [data]: a text_to_text mixture is made of data.tasks, not of files; "
+            "set data.tasks and drop data.train"
         )
     if recipe.data.holdout == 0 and recipe.data.train and not recipe.data.test:
         raise UserError(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.building import MODELS, build_model, load_weights
 from synthesizer.checkpoint import (
     WEIGHTS,
@@ -27,7 +28,6 @@ from synthesizer.cost import (
 from synthesizer.errors import UserError
 from synthesizer.evaluation import Evaluation, evaluate, first_examples
 from synthesizer.inspection import inspect, mean_sharpness
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.progress import Progress
 from synthesizer.recipe import Recipe, Train, dump
 from synthesizer.run import Run, provenance
@@ -50,7 +50,13 @@ def averaged_steps(train: Train, last: int) -> list[int]:
 
 
 def finish(
-    recipe: Recipe, run: Run, task: Task, best: int, last: int, progress: Progress
+    recipe: Recipe,
+    run: Run,
+    task: Task,
+    best: int,
+    last: int,
+    progress: Progress,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Offer the best, last and averaged weights, score the chosen ones on test, write the rest."""
     folder = run.checkpoints
@@ -65,8 +71,7 @@ def finish(
     model = build_model(recipe, task.tokenizer, task.labels)
     load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
     progress.say(f"training is done; measuring the {chosen} weights on test")
-    model.to(_device())
-    evaluation = evaluate(model, task, "test", recipe.evaluate)
+    evaluation = evaluate(model.to(device), task, "test", recipe.evaluate)
     arrays = inspect(start, model.cpu(), first_examples(task, "test", INSPECTED).inputs)
     run.write_arrays("statistics.npz", evaluation.scores.statistics)
     run.write_arrays("attention.npz", arrays)
@@ -135,6 +140,12 @@ def save_model(
     run.write("model/README.md", model_card(recipe, result))
 
 
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found
+
+
 def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrainedModel:
     """The model of a finished run, by default with the weights in model/."""
     if not run.is_finished:
@@ -155,7 +166,7 @@ def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
     run = Run(path)
     recipe, model = run.recipe(), load_model(run, checkpoint)
     task = build_task(recipe, tokenizer_dir=run.model)
-    return evaluate(model.to(_device()), task, split, recipe.evaluate).scores
+    return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
 
 
 def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
@@ -192,10 +203,6 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             "",
         ]
     )
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _offer(folder: Path, name: str, weights: dict[str, Tensor]) -> None:

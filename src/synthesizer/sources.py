@@ -286,11 +286,12 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         loaded = datasets.load_dataset(data.hub, data.config, streaming=data.streaming)
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
             f"cannot load {name} from the hub ({cause}); these files would serve instead: "
-            f"{place}/{{train,validation,test}}.parquet (SYNTHESIZER_DATA names the folder of "
-            "such copies), or set data.train=FILE"
+            f"{place}/{{{','.join(wanted)}}}.parquet (SYNTHESIZER_DATA names the folder of such "
+            "copies), or data.train=FILE"
         ) from None
 
     def rows(theirs: str) -> Iterator[Row]:

@@ -86,6 +86,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     except (OSError, ValueError) as error:
         cause = str(error).splitlines()[0]
         raise UserError(f"{folder} holds no tokenizer ({cause}); expected tokenizer.json") from None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(
+            f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one"
+        )
     for role in ("pad_token", "eos_token"):
         if getattr(tokenizer, role) is None:
             raise UserError(
@@ -106,7 +110,7 @@ def encode(
 
     `closed` adds the end of text where the tokenizer (one of the user's, maybe) did not.
     """
-    ids: list[list[int]] = tokenizer(texts, return_attention_mask=False)["input_ids"]
+    ids = [encoding.ids for encoding in _backend(tokenizer).encode_batch_fast(texts)]
     eos = tokenizer.eos_token_id
     return [[*tokens, eos] if closed and tokens[-1:] != [eos] else tokens for tokens in ids]
 
@@ -115,14 +119,17 @@ def encode_documents(
     tokenizer: PreTrainedTokenizerFast, documents: list[str]
 ) -> list[tuple[list[int], list[int]]]:
     """Of each document the bare token numbers, and the character at which each token starts."""
-    encoded = tokenizer(
-        documents,
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-    )
-    starts = [[start for start, _ in offsets] for offsets in encoded["offset_mapping"]]
-    return list(zip(encoded["input_ids"], starts, strict=True))
+    encodings = _backend(tokenizer).encode_batch(documents, add_special_tokens=False)
+    return [(encoding.ids, [start for start, _ in encoding.offsets]) for encoding in encodings]
+
+
+def _backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """The tokenizer beneath, several times as fast on many texts, set up as its wrapper would."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
 
 
 def byte_alphabet() -> list[str]:

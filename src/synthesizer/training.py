@@ -5,6 +5,7 @@ that is random in a step is drawn from (seed, batch, process): a resume needs no
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
 from synthesizer.checkpoint import (
@@ -40,7 +42,6 @@ from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Progress, Quiet
 from synthesizer.recipe import Recipe
@@ -73,9 +74,14 @@ def fit(
     if run.is_finished:
         return run.result()
     forget_peak_memory()
-    accelerator = Accelerator(mixed_precision=_precision(recipe))
+    accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
+    if _is_alone_by_mistake(accelerator):
+        progress.say(
+            "accelerate launch --cpu started one process, though more were asked for; "
+            "on CPU use torchrun --nproc_per_node N -m synthesizer train ..."
+        )
     with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
         with accelerator.main_process_first():
             task = build_task(recipe)
@@ -87,7 +93,8 @@ def fit(
         interruption.stops_at_once = True
         if not main:
             return {}
-        return finish(recipe, run, task, loop.state.best_step, loop.state.step, progress)
+        best, last = loop.state.best_step, loop.state.step
+        return finish(recipe, run, task, best, last, progress, accelerator.device)
 
 
 class Loop:
@@ -313,6 +320,17 @@ class Pace:
     def seconds_per_step(self, step: int) -> float:
         """All that was spent, per step taken here."""
         return (time.perf_counter() - self._begin) / max(1, step - self._first)
+
+
+def open_accelerator(recipe: Recipe) -> Accelerator:
+    """Processes and devices as they were launched; the precision is the recipe's alone."""
+    return Accelerator(mixed_precision=_precision(recipe), cpu=not torch.accelerator.is_available())
+
+
+def _is_alone_by_mistake(accelerator: Accelerator) -> bool:
+    """Whether accelerate's launcher named a meeting place but, without MPI, started no others."""
+    launched = "MASTER_ADDR" in os.environ and "ACCELERATE_MIXED_PRECISION" in os.environ
+    return launched and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1
 
 
 def _precision(recipe: Recipe) -> str:

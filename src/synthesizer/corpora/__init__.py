@@ -2,11 +2,19 @@
 
 from collections.abc import Callable
 
-from synthesizer.corpora import listops, listops_short, python_docs, recall, shift
+from synthesizer.corpora import (
+    grammar_ende,
+    listops,
+    listops_short,
+    python_docs,
+    recall,
+    shift,
+)
 from synthesizer.corpora.drawing import Splits
 
 CORPORA: dict[str, Callable[..., Splits]] = {
     "python-docs": python_docs.splits,
+    "grammar-ende": grammar_ende.splits,
     "listops": listops.splits,
     "listops-short": listops_short.splits,
     "shift": shift.splits,

@@ -16,15 +16,7 @@ from pathlib import Path
 from synthesizer.corpora.drawing import Splits
 from synthesizer.errors import UserError
 
-_SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-    "pydoc_data",
-}
+_SKIPPED = {"site-packages", "pydoc_data", "encodings", "idlelib", "lib2to3", "test", "tests"}
 _HELD_OUT = {"test": range(5), "validation": range(5, 10)}
 
 

@@ -11,8 +11,8 @@ from random import Random
 
 from synthesizer.corpora.drawing import Row, Splits, draw_splits
 
-KEYS = tuple("abcdefghijklmnop")
-VALUES = tuple(str(number) for number in range(16))
+KEYS = tuple("abcdefghijklmnopqrst")
+VALUES = tuple(str(number) for number in range(20))
 
 
 def splits(
@@ -21,7 +21,7 @@ def splits(
     train: int = 8_000,
     validation: int = 500,
     test: int = 500,
-    bindings: int = 8,
+    bindings: int = 12,
     questions: int = 24,
 ) -> Splits:
     """Rows of `bindings` different keys, each with a value, then of `questions` keys among them."""

@@ -1,6 +1,8 @@
 """GLUE and SuperGLUE as text to text: one line per task, in our own wording.
 
 cola sentence: The cat sat.   ->  acceptable
+
+What is asked comes before what may be long, so that truncation leaves it whole.
 """
 
 from collections.abc import Mapping
@@ -85,18 +87,18 @@ MEMBERS = {
         Member(
             "glue",
             "mnli",
-            ("premise", "hypothesis"),
+            ("hypothesis", "premise"),
             ("entailment", "neutral", "contradiction"),
             ("validation_matched", "validation_mismatched"),
         ),
         Member("glue", "qnli", ("question", "sentence"), NLI),
-        Member("glue", "rte", ("sentence1", "sentence2"), NLI),
+        Member("glue", "rte", ("sentence2", "sentence1"), NLI),
         Member("glue", "wnli", ("sentence1", "sentence2"), NLI[::-1]),
         Member("superglue", "boolq", ("question", "passage"), ("no", "yes")),
         Member(
             "superglue",
             "cb",
-            ("premise", "hypothesis"),
+            ("hypothesis", "premise"),
             ("entailment", "contradiction", "neutral"),
         ),
         Member(
@@ -104,7 +106,7 @@ MEMBERS = {
         ),
         Member("superglue", "multirc", ("question", "answer", "paragraph"), ("no", "yes")),
         Member("superglue", "record", ("query", "entities", "passage")),
-        Member("superglue", "rte", ("premise", "hypothesis"), NLI),
+        Member("superglue", "rte", ("hypothesis", "premise"), NLI),
         Member("superglue", "wic", ("word", "sentence1", "sentence2"), ("no", "yes")),
         Member("superglue", "wsc", ("span1_text", "span2_text", "text"), ("no", "yes")),
     )

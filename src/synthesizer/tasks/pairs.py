@@ -123,7 +123,7 @@ class Pairs:
                 meta["references"][split] = [fields[1] for fields in kept]
                 meta["sources"][split] = [fields[0] for fields in kept[:SHOWN]]
             elif self._form.needs_vectors:
-                vectors = train_vectors([text for fields in kept for text in fields])
+                vectors = train_vectors([fields[1] for fields in kept])
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
         report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
         return tokenizer, Entry(arrays, {**meta, "report": report})

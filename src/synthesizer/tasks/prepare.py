@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.batch import Ragged
@@ -182,10 +183,20 @@ def prepare(
         nonlocal trained
         trained, entry = build(source, given)
         text = None if given else trained.backend_tokenizer.to_str()
+        entry.meta["report"]["unknown_tokens"] = _count_unknown(entry, trained.unk_token_id)
         return Entry(entry.arrays, {**entry.meta, "tokenizer": text})
 
     entry = fetch(cache_folder(), cache_key(*words), encoded)
     return trained or load_text(entry.meta["tokenizer"]), entry
+
+
+def _count_unknown(entry: Entry, unknown: int | None) -> dict[str, int]:
+    """How many tokens of each list a tokenizer of words did not know."""
+    ids = {name: array for name, array in entry.arrays.items() if array.dtype == np.int32}
+    counts = {
+        name.removesuffix(".flat"): int((array == unknown).sum()) for name, array in ids.items()
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def given_tokenizer(

@@ -113,17 +113,16 @@ class TextToText:
         return Scores(metrics, {}, statistics, samples)
 
     def _places(self, split: str) -> list[int]:
-        """Which held-out examples a split has: for validation the first of each task.
+        """Which held-out examples a split has: for validation the first of each set.
 
         The paper reports development sets, so validation and test are the same examples here.
         """
         limit = self._recipe.evaluate.limit if split == "validation" else None
-        names = [row[0] for row in self._rows]
-        return [
-            place
-            for name in dict.fromkeys(names)
-            for place in [p for p, other in enumerate(names) if other == name][:limit]
-        ]
+        sets: dict[tuple[str, str], list[int]] = {}
+        for place, (name, group, *_) in enumerate(self._rows):
+            half = group if group in MEMBERS[name].held_out else ""
+            sets.setdefault((name, half), []).append(place)
+        return [place for places in sets.values() for place in places[:limit]]
 
     def _build(
         self, source: Source, given: PreTrainedTokenizerFast | None

@@ -1,0 +1,118 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synthesizer.batch import (
+    IGNORED,
+    Ragged,
+    corrupt,
+    corrupted_lengths,
+    label_batch,
+    num_windows,
+    pair_batch,
+    probe_batch,
+    silence,
+    uncorrupted_length,
+    window,
+    window_batch,
+)
+
+ROWS = [np.array([5, 6, 7]), np.array([8, 9])]
+PLACES = np.array([4, 2])
+
+
+def test_lists_end_to_end_come_apart_again():
+    ragged = Ragged.of([[1, 2], [], [3]])
+    assert [list(ragged[i]) for i in range(len(ragged))] == [[1, 2], [], [3]]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert [list(row) for row in (ragged.take([2, 0])[i] for i in range(2))] == [[3], [1, 2]]
+
+
+def test_pairs_are_padded_and_unscored_there():
+    batch = pair_batch(ROWS, [np.array([1]), np.array([2, 3])], indices=PLACES, pad=0)
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert batch.inputs["attention_mask"].tolist() == [[True] * 3, [True, True, False]]
+    assert batch.inputs["labels"].tolist() == [[1, IGNORED], [2, 3]]
+    assert (batch.num_targets, batch.num_tokens, batch.indices) == (3, 8, (4, 2))
+
+
+def test_labels_are_counted_per_example():
+    batch = label_batch(ROWS, np.array([1, 0]), indices=PLACES, pad=0)
+    assert batch.inputs["labels"].tolist() == [1, 0]
+    assert (batch.num_targets, batch.num_tokens) == (2, 5)
+
+
+def test_windows_are_their_own_labels_but_for_the_first():
+    """The model compares the output at i with label i + 1, so label 0 is compared with nothing."""
+    batch = window_batch(ROWS, indices=PLACES, pad=0)
+    assert batch.inputs["labels"].tolist() == [[IGNORED, 6, 7], [IGNORED, 9, IGNORED]]
+    assert batch.inputs["attention_mask"].tolist() == [[True] * 3, [True, True, False]]
+    assert (batch.num_targets, batch.num_tokens) == (3, 5)
+    assert "attention_mask" not in window_batch(ROWS[:1], indices=PLACES[:1], pad=0).inputs
+
+
+@settings(deadline=None)
+@given(st.integers(2, 100), st.integers(2, 12))
+def test_each_token_but_the_first_is_predicted_once(tokens, length):
+    stream = np.arange(tokens)
+    predicted = []
+    for place in range(num_windows(tokens, length - 1)):
+        row = window(stream, place, length=length, stride=length - 1)
+        assert 2 <= len(row) <= length
+        predicted += row[1:].tolist()
+    assert predicted == stream[1:].tolist()
+
+
+def test_a_probe_is_asked_for_target_i_at_output_i():
+    batch = probe_batch([np.array([5, 6, 1])], [np.array([IGNORED, 5])], indices=PLACES[:1], pad=0)
+    labels = batch.inputs["labels"]
+    assert labels.tolist() == [[IGNORED, IGNORED, 5]]
+    asked = labels[:, 1:]  # what the model compares with outputs 0, 1, ...
+    assert asked.tolist() == [[IGNORED, 5]]
+    assert batch.num_targets == 1
+
+
+def test_a_silent_batch_has_the_shape_and_no_target():
+    batch = pair_batch(ROWS, ROWS, indices=PLACES, pad=0)
+    silent = silence(batch)
+    assert torch.equal(silent.inputs["input_ids"], batch.inputs["input_ids"])
+    assert silent.inputs["labels"].unique().tolist() == [IGNORED]
+    assert (silent.num_targets, silent.num_tokens, silent.indices) == (0, 0, ())
+
+
+def test_corruption_of_512_tokens_has_the_lengths_of_t5():
+    assert uncorrupted_length(512, 512) == 568
+    assert corrupted_lengths(568) == (512, 114)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 300), st.integers(0, 2**31))
+def test_a_corrupted_text_can_be_put_together_again(length, seed):
+    tokens, sentinels = np.arange(1000, 1000 + length), np.arange(100)
+    rng = np.random.default_rng(seed)
+    source, target = corrupt(tokens, rng, sentinels=sentinels, eos=-1)
+    assert (len(source), len(target)) == corrupted_lengths(length)
+    assert source[-1] == target[-1] == -1
+    marks = [place for place, token in enumerate(target) if token < 100]
+    spans = {target[begin]: target[begin + 1 : end].tolist() for begin, end in pairwise(marks)}
+    assert all(spans.values())
+    restored = [word for token in source[:-1] for word in spans.get(token, [token])]
+    assert restored == tokens.tolist()
+
+
+@pytest.mark.parametrize("max_len", [4, 33, 128])
+def test_the_longest_window_that_fits_is_found(max_len):
+    length = uncorrupted_length(max_len, max_len)
+    assert max(corrupted_lengths(length)) <= max_len
+    assert max(corrupted_lengths(length + 1)) > max_len
+
+
+def test_corruption_loses_a_sixth_in_spans_of_three():
+    rng = np.random.default_rng(0)
+    source, target = corrupt(np.arange(100, 1100), rng, sentinels=np.arange(100), eos=-1)
+    assert (target >= 100).sum() == 150
+    assert ((source >= 0) & (source < 100)).sum() == 50

@@ -1,0 +1,24 @@
+from synthesizer.catalog import describe_seconds, estimate_parameters, summarize, summarize_recipes
+from synthesizer.recipe import load_recipe, recipe_names
+
+
+def test_every_recipe_has_a_line():
+    assert [summary.name for summary in summarize_recipes()] == recipe_names()
+
+
+def test_a_line_says_task_data_size_and_cost():
+    summary = summarize(load_recipe("mt-wmt14-ende"))
+    assert summary.task == "translation"
+    assert summary.data == "wmt/wmt14 de-en"
+    assert summary.size == "6+6 layers, d 512, length 256, 61M"
+    assert summary.cost.startswith("100,000 steps, about ")
+
+
+def test_the_estimate_of_t5_base_is_its_published_size():
+    assert round(estimate_parameters(load_recipe("pretrain-c4")) / 1e6) == 223
+
+
+def test_durations_read_well():
+    assert describe_seconds(0.2) == "about 1 second"
+    assert describe_seconds(59) == "about 59 seconds"
+    assert describe_seconds(3 * 86_400) == "about 3 days"

@@ -1,0 +1,156 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synthesizer.columns import (
+    BadRow,
+    Faults,
+    cut_splits,
+    hash_text,
+    infer_columns,
+    infer_labels,
+    label_number,
+    label_of,
+    read_rows,
+    text_of,
+    texts_of,
+)
+from synthesizer.errors import UserError
+from synthesizer.sources import Row
+
+
+def row(**fields):
+    return Row("file.csv", 7, fields)
+
+
+def rows(*values):
+    return [Row("file.csv", number, fields) for number, fields in enumerate(values, start=1)]
+
+
+def test_known_names_are_found_whatever_their_case():
+    sample = rows({"id": "1", "Text": "a long text", "Label": "x"})
+    assert infer_columns(sample, ("text", "label"), {}) == {"text": "Text", "label": "Label"}
+
+
+def test_unknown_names_are_told_by_what_they_hold():
+    sample = rows(*({"opinion": f"opinion number {i}", "kind": "ab"[i % 2]} for i in range(20)))
+    assert infer_columns(sample, ("text", "label"), {}) == {"text": "opinion", "label": "kind"}
+    pairs = rows({"Deutsch": "ja", "English": "yes"})
+    assert infer_columns(pairs, ("source", "target"), {}) == {
+        "source": "English",
+        "target": "Deutsch",
+    }
+
+
+def test_a_given_column_wins():
+    sample = rows({"text": "a", "title": "b", "label": "x"})
+    assert infer_columns(sample, ("text", "label"), {"text": "title"})["text"] == "title"
+
+
+@pytest.mark.parametrize(
+    ("given_columns", "message"),
+    [
+        ({"text": "body"}, "data.columns.text is 'body'; the data has the columns text, label"),
+        ({"txt": "text"}, "data.columns names the role 'txt'; this task has text, label"),
+    ],
+)
+def test_a_wrong_column_is_an_error(given_columns, message):
+    with pytest.raises(UserError, match=message):
+        infer_columns(rows({"text": "a", "label": "x"}), ("text", "label"), given_columns)
+
+
+def test_no_column_for_a_role_is_an_error():
+    with pytest.raises(UserError, match=r"no column for the role 'target' among text"):
+        infer_columns(rows({"text": "a"}), ("source", "target"), {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({}, "column 'text' is missing"),
+        ({"text": None}, "column 'text' is empty"),
+        ({"text": "  "}, "column 'text' is empty"),
+        ({"text": 3}, "column 'text' holds int, not text"),
+        ({"text": "caf\udce9"}, "column 'text' is not UTF-8"),
+    ],
+)
+def test_a_bad_field_has_a_cause(fields, cause):
+    with pytest.raises(BadRow, match=cause):
+        text_of(row(**fields), "text")
+
+
+def test_a_dotted_column_looks_into_a_struct_or_a_flat_copy():
+    assert text_of(row(translation={"en": "yes"}), "translation.en") == "yes"
+    assert text_of(row(en="yes"), "translation.en") == "yes"
+    with pytest.raises(BadRow, match=r"column 'translation.fr' is missing"):
+        text_of(row(translation={"en": "yes"}), "translation.fr")
+
+
+def test_lists_of_text_are_joined_or_kept():
+    assert text_of(row(source=["a", "b"]), "source") == "a b"
+    assert texts_of(row(turns=["a ", "", "b"]), "turns") == ["a", "b"]
+    with pytest.raises(BadRow, match="holds str, not a list of texts"):
+        texts_of(row(turns="a"), "turns")
+
+
+def test_the_first_bad_row_stops_with_file_row_and_cause():
+    with pytest.raises(UserError) as error:
+        list(read_rows([row(text="")], lambda one: text_of(one, "text"), Faults(skip=False)))
+    assert str(error.value) == (
+        "file.csv, row 7: column 'text' is empty; mend the row, or set data.skip_bad=true to leave "
+        "such rows out and have them counted"
+    )
+
+
+def test_skipped_rows_are_counted_by_cause():
+    faults = Faults(skip=True)
+    bad = [row(text=""), row(), Row("f", 1, {}, "not valid JSON"), row(text="good"), row(text="")]
+    assert list(read_rows(bad, lambda one: text_of(one, "text"), faults)) == ["good"]
+    assert faults.counts == {
+        "column 'text' is empty": 2,
+        "column 'text' is missing": 1,
+        "not valid JSON": 1,
+    }
+
+
+def test_labels_are_sorted_as_numbers_or_words():
+    assert infer_labels(["10", "9", "10"], "label") == ("9", "10")
+    assert infer_labels(["b", "a", "10"], "label") == ("10", "a", "b")
+    assert label_of(row(label=1.0), "label") == "1"
+
+
+def test_a_label_is_a_name_or_its_number():
+    labels = ("World", "Sports")
+    assert label_number("Sports", labels, "label") == 1
+    assert label_number("0", labels, "label") == 0
+    for unknown in ("2", "-1", "Weather"):
+        with pytest.raises(BadRow, match=f"unknown label '{unknown}' in column 'label'"):
+            label_number(unknown, labels, "label")
+
+
+def test_too_many_or_too_few_labels_are_an_error():
+    with pytest.raises(UserError, match="'id' has over 1,000 different values; expected classes"):
+        infer_labels(map(str, range(2000)), "id")
+    with pytest.raises(UserError, match="'x' has 1 label; a classifier needs two or more"):
+        infer_labels(["a", "a"], "x")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 60), st.floats(0.01, 0.3))
+def test_cut_splits_are_disjoint_never_empty_and_leave_train(count, share):
+    keys = [str(number) for number in range(count)]
+    cut = cut_splits(keys + keys, ["validation", "test"], share)
+    counts = [sum(split == name for split in cut.values()) for name in ("validation", "test")]
+    assert counts[0] == counts[1] >= 1
+    assert len(cut) < len(keys)
+    assert set(cut) <= {hash_text(key) for key in keys}
+
+
+def test_the_cut_follows_content_not_order():
+    keys = [f"example {number}" for number in range(100)]
+    assert cut_splits(keys, ["test"], 0.1) == cut_splits(keys[::-1], ["test"], 0.1)
+
+
+def test_too_few_examples_cannot_be_cut():
+    with pytest.raises(UserError, match="2 different examples, too few to cut validation and test"):
+        cut_splits(["a", "b"], ["validation", "test"], 0.1)

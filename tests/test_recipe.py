@@ -1,0 +1,146 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.recipe import (
+    KINDS,
+    Recipe,
+    differences,
+    dump,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+)
+
+every_recipe = pytest.mark.parametrize("name", recipe_names())
+
+
+@every_recipe
+def test_a_resolved_recipe_reads_back_equal(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert parse_recipe(dump(recipe)) == recipe
+    assert parse_recipe(dump(recipe)).hash() == recipe.hash()
+
+
+@every_recipe
+def test_only_paper_scale_values_go_unmarked(name):
+    """A recipe that names a paper table marks what is not the paper's."""
+    from importlib import resources
+
+    text = (resources.files("synthesizer") / "recipes" / f"{name}.toml").read_text()
+    if "paper =" in text:
+        assert "ours" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.num_head=3", "[model]: unknown key 'num_head'; did you mean 'num_heads'?"),
+        ("trian.steps=3", "top level: unknown key 'trian'; did you mean 'train'?"),
+        ("train.steps=ten", "[train]: steps is 'ten'; expected a valid integer"),
+        ("train.steps=0", "[train]: steps is 0; expected greater than 0"),
+        ("model.num_heads=7", "d_model=64 is not divisible by num_heads=7; change one of them"),
+        ("model.kind=encoder", "kind is 'encoder'; task 'probe' needs 'decoder': drop the key"),
+        ("data.streaming=true", "streaming means nothing to task 'probe'; drop it"),
+        ("train.steps", "--set got 'train.steps'; expected key=value"),
+        ("name.x=1", "--set name.x: 'name' is a value, not a section"),
+    ],
+)
+def test_a_wrong_key_is_named_with_what_was_expected(override, message):
+    with pytest.raises(UserError) as error:
+        load_recipe("shift", overrides=[override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_and_section_of_an_unknown_key_are_named(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('name = "bad"\ntask = "probe"\n[model]\nnum_head = 2\n')
+    with pytest.raises(UserError, match=r"bad.toml \[model\]: unknown key 'num_head'; did you"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("name = ", "is not valid TOML"), ('name = "x"', "'task' is missing; give it a value")],
+)
+def test_a_broken_recipe_file_says_what_is_wrong(tmp_path, content, message):
+    path = tmp_path / "broken.toml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_recipe(path)
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(UserError, match=r"no recipe 'python-doc' .* did you mean 'python-docs'\?"):
+        load_recipe("python-doc")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*none.toml: No such file"):
+        load_recipe(tmp_path / "none.toml")
+
+
+def test_overrides_are_toml_or_bare_strings():
+    recipe = load_recipe(
+        "translation",
+        synthesis="random",
+        overrides=[
+            "train.steps=10",
+            "train.lr=1e-3",
+            "data.train=my file.csv",
+            "data.columns.source=1",
+            'data.test=["test.en", "test.de"]',
+            "text.kind=word",
+        ],
+    )
+    assert (recipe.synthesis, recipe.train.steps, recipe.train.lr) == ("random", 10, 1e-3)
+    assert recipe.data.train == "my file.csv"
+    assert recipe.data.test == ("test.en", "test.de")
+    assert recipe.data.columns == {"source": "1"}
+    assert recipe.text.kind == "word"
+
+
+def test_an_empty_override_returns_the_default():
+    recipe = load_recipe("mt-multi30k-ende", overrides=["data.hub="])
+    assert recipe.data.hub is None
+
+
+def test_sizes_follow_from_others():
+    model = load_recipe("shift").model
+    assert (model.d_ff, model.num_decoder_layers, model.decoder_max_len) == (256, 1, 33)
+    assert model.kind == "decoder"
+
+
+def test_differences_name_the_keys():
+    old = load_recipe("shift")
+    new = load_recipe("shift", overrides=["train.steps=7", "data.columns.input=x"])
+    assert differences(old, new) == [
+        "train.steps: 500 -> 7",
+        'data.columns.input: nothing -> "x"',
+    ]
+    assert differences(old, old) == []
+    assert old.hash() != new.hash()
+
+
+def test_every_task_of_a_recipe_has_a_kind():
+    assert set(Recipe.model_fields["task"].annotation.__args__) == set(KINDS)
+
+
+def test_recipes_are_read_without_torch():
+    code = "import sys, synthesizer.catalog as catalog; catalog.summarize_recipes();"
+    code += "print('torch' in sys.modules)"
+    source = Path(__file__).parents[1] / "src"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(source)},
+    )
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,204 @@
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.recipe import Data
+from synthesizer.sources import data_folder, looks_like_header, open_source, read_files
+
+ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
+
+
+def fields(path, **options):
+    return [row.fields for row in read_files((path,), **options)]
+
+
+def test_parquet_jsonl_csv_and_tsv_hold_the_same_rows(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    (tmp_path / "a.csv").write_text('en,de\n"a cat",eine Katze\ntwo dogs,zwei Hunde\n')
+    (tmp_path / "a.tsv").write_text("en\tde\na cat\teine Katze\ntwo dogs\tzwei Hunde\n")
+    for suffix in ("parquet", "jsonl", "csv", "tsv"):
+        assert fields(tmp_path / f"a.{suffix}") == ROWS
+
+
+def test_parallel_text_files_pair_line_by_line(tmp_path):
+    (tmp_path / "train.en").write_text("a cat\ntwo dogs\n")
+    (tmp_path / "train.de").write_text("eine Katze\r\nzwei Hunde")
+    rows = read_files((tmp_path / "train.en", tmp_path / "train.de"))
+    assert [row.fields for row in rows] == ROWS
+
+
+def test_a_strange_line_break_inside_a_line_does_not_shift_the_pairs(tmp_path):
+    """Splitting at U+2028 or a lone carriage return would move every later pair."""
+    (tmp_path / "train.en").write_bytes("a\u2028b\rc\nd\n".encode())
+    (tmp_path / "train.de").write_text("eins\nzwei\n")
+    rows = list(read_files((tmp_path / "train.en", tmp_path / "train.de")))
+    assert [row.fields["en"] for row in rows] == ["a\u2028b\rc", "d"]
+
+
+def test_an_unpaired_line_has_a_fault_with_its_place(tmp_path):
+    (tmp_path / "train.en").write_text("a\nb\n")
+    (tmp_path / "train.de").write_text("eins\n")
+    *_, last = read_files((tmp_path / "train.en", tmp_path / "train.de"))
+    assert (last.file, last.number) == (str(tmp_path / "train.en"), 2)
+    assert last.fault.endswith("train.de has no such line; the files must pair line by line")
+
+
+def test_a_quote_in_tsv_is_a_character(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"quoted" start\t1\n')
+    assert fields(tmp_path / "a.tsv") == [{"text": '"quoted" start', "label": "1"}]
+
+
+def test_a_csv_field_may_span_lines(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\n"one\ntwo, three",1\n')
+    assert fields(tmp_path / "a.csv") == [{"text": "one\ntwo, three", "label": "1"}]
+
+
+def test_a_first_row_of_sentences_is_no_header(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("Go.\tGeh.\nHi there!\tHallo!\n")
+    assert fields(tmp_path / "pairs.tsv")[0] == {"1": "Go.", "2": "Geh."}
+    assert looks_like_header(["review text", "stars"])
+    assert not looks_like_header(["5", "great"])
+    assert not looks_like_header(["same", "same"])
+
+
+def test_the_header_can_be_said(tmp_path):
+    (tmp_path / "a.csv").write_text("good,bad\nworse,best\n")
+    assert len(fields(tmp_path / "a.csv", header=False)) == 2
+    assert len(fields(tmp_path / "a.csv", header=True)) == 1
+
+
+def test_bad_lines_become_rows_with_a_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\nnot json\n[1]\n')
+    rows = list(read_files((tmp_path / "a.jsonl",)))
+    assert [row.fault for row in rows] == [None, "not valid JSON", "not a JSON object"]
+    assert [row.number for row in rows] == [1, 2, 3]
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1\n1,2,3\n")
+    rows = list(read_files((tmp_path / "a.csv",)))
+    assert rows[1].fault == "1 fields where 2 are expected"
+    assert rows[2].fault == "3 fields where 2 are expected"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,label\nx,1\n")
+    assert fields(tmp_path / "a.csv") == [{"text": "x", "label": "1"}]
+
+
+def test_text_is_paragraphs_or_lines_or_files(tmp_path):
+    (tmp_path / "book.txt").write_text("one\ntwo\n\n\nthree\n")
+    assert [row["text"] for row in fields(tmp_path / "book.txt")] == ["one\ntwo", "three"]
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    assert [row["text"] for row in fields(tmp_path / "lines.txt")] == ["one", "two"]
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "b.txt").write_text("inside\n\nstill")
+    (folder / "a.md").write_text("first")
+    (folder / ".hidden").write_text("no")
+    assert [row["text"] for row in fields(folder)] == ["first", "inside\n\nstill"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.xlsx", b"", "cannot read .*a.xlsx; expected .parquet, .jsonl, .csv, .tsv, .txt"),
+        ("a.parquet", b"no", "a.parquet is no readable parquet file"),
+        ("a.csv", b"", "a.csv is empty; expected rows"),
+    ],
+)
+def test_an_unreadable_file_says_what_was_expected(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(read_files((tmp_path / name,)))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"none.csv does not exist; check"):
+        open_source(Data(train=str(tmp_path / "none.csv")), None)
+
+
+def test_a_recipe_without_data_says_what_to_set():
+    with pytest.raises(UserError, match=r"names no data; set data.train to a file"):
+        open_source(Data(), None)
+
+
+def test_an_unknown_corpus_is_refused():
+    with pytest.raises(UserError, match=r"unknown corpus 'shifty'; choose data.builtin from"):
+        open_source(Data(builtin="shifty"), None)
+
+
+def test_a_local_copy_comes_before_the_hub(tmp_path):
+    place = tmp_path / "glue_cola"
+    place.mkdir()
+    for split in ("train", "validation"):
+        pq.write_table(pa.Table.from_pylist([{"sentence": split}]), place / f"{split}.parquet")
+    source = open_source(Data(hub="nyu-mll/glue", config="cola"), tmp_path)
+    assert source.origin == f"local copy {place}"
+    assert list(source.splits) == ["train", "validation"]
+    named = Data(hub="x/y", local=("none", "glue_cola"), splits={"test": "validation"})
+    source = open_source(named, tmp_path)
+    assert [row.fields["sentence"] for row in source.splits["test"]()] == ["validation"]
+
+
+def test_a_split_of_several_files_is_read_in_order(tmp_path):
+    place = tmp_path / "set"
+    place.mkdir()
+    for number in range(2):
+        pq.write_table(
+            pa.Table.from_pylist([{"text": str(number)}]),
+            place / f"train-0000{number}-of-00002.parquet",
+        )
+    pq.write_table(pa.Table.from_pylist([{"text": "x"}]), place / "train_extra.parquet")
+    source = open_source(Data(local=str(place)), None)
+    assert [row.fields["text"] for row in source.splits["train"]()] == ["0", "1"]
+
+
+def test_an_unreachable_hub_names_the_files_that_would_serve(monkeypatch, tmp_path):
+    import datasets
+
+    def unreachable(*args, **options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError) as error:
+        open_source(Data(hub="nyu-mll/glue", config="cola"), tmp_path)
+    assert str(error.value).startswith("cannot load nyu-mll/glue cola from the hub (Couldn't reach")
+    assert f"{tmp_path}/glue_cola/{{train,validation,test}}.parquet" in str(error.value)
+
+
+def test_a_hub_set_is_read_by_its_own_split_names(monkeypatch):
+    import datasets
+
+    loaded = datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}]),
+            "dev": datasets.Dataset.from_list([{"text": "c"}]),
+        }
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: loaded)
+    source = open_source(Data(hub="some/set", splits={"validation": "dev"}), None)
+    assert list(source.splits) == ["train", "validation"]
+    rows = list(source.splits["train"]())
+    assert [(row.file, row.number, row.fields["text"]) for row in rows] == [
+        ("some/set train", 1, "a"),
+        ("some/set train", 2, "b"),
+    ]
+    with pytest.raises(UserError, match="has the splits train, dev and no 'training'"):
+        open_source(Data(hub="some/set", splits={"train": "training"}), None)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nx,1\n")
+    before = open_source(Data(train=str(path)), None).fingerprint
+    assert open_source(Data(train=str(path)), None).fingerprint == before
+    path.write_text("text,label\ny,1\n")
+    assert open_source(Data(train=str(path)), None).fingerprint != before
+
+
+def test_a_wrong_data_folder_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"SYNTHESIZER_DATA is .*none, which is no folder"):
+        data_folder()
