@@ -125,10 +125,10 @@ def serve() -> None:
     orders: Queue[Message | None] = Queue()
     busy = threading.Event()
     threading.Thread(target=_take_orders, args=(orders, busy), daemon=True).start()
-    work = _learn_work()
+    _import_torch()
     while (order := orders.get()) is not None:
         try:
-            wire.send("done", **work[order.pop("do")](wire, **order))
+            wire.send("done", **perform(order, wire))
         except UserError as error:
             wire.send("failed", error=str(error))
         except (Interrupted, KeyboardInterrupt):
@@ -145,15 +145,21 @@ def _take_orders(orders: "Queue[Message | None]", busy: threading.Event) -> None
     orders.put(None)
 
 
-def _learn_work() -> dict[str, Callable[..., Message]]:
-    """What a worker can do; here torch is imported."""
+def perform(order: Message, wire: Wire) -> Message:
+    """Do what an order says, and answer."""
+    arguments = {name: value for name, value in order.items() if name != "do"}
+    return WORK[order["do"]](wire, **arguments)
+
+
+def _import_torch() -> None:
     import torch
     from transformers.utils import logging
+
+    import synthesizer.training  # noqa: F401  while the parent still reads and plans
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return {"size": _size, "prepare": _prepare, "train": _train}
 
 
 def _size(wire: Wire, recipe: str, like: str | None, measure: str) -> Message:
@@ -197,6 +203,9 @@ def _train(wire: Wire, recipe: str, path: str) -> Message:
     from synthesizer.training import fit
 
     return {"result": fit(parse_recipe(recipe), Run(path), wire)}
+
+
+WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}
 
 
 if __name__ == "__main__":
