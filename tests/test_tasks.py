@@ -78,6 +78,12 @@ def test_pairs_are_read_cut_and_reported(translation):
     assert sum(map(len, sources.values())) == 120
 
 
+def test_the_vocabulary_is_learned_from_both_sides(translation):
+    """Generators made in a loop once all read the last side."""
+    pieces = build_task(translation("text.vocab_size=500")).tokenizer.get_vocab()
+    assert {"mouse", "Maus"} <= {piece.replace("Ġ", "") for piece in pieces}
+
+
 def test_perfect_translations_score_100(translation):
     task = build_task(translation())
     scores = task.score("test", outputs(task, "test", references(task, "test")))
