@@ -46,20 +46,25 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     for line in plan.words:
         say(line)
     with Crew(plan.out) as crew:
-        plan = fit_widths(plan, crew, say)
-        jobs = _jobs(plan)
-        try:
-            if asked.tune:
-                plan = _tune(plan, crew, say, plain)
-                jobs = _jobs(plan)
-            plan.write()
-            _perform(plan, jobs, crew, say, plain)
-        except Interrupted:
-            done = sum(Run(job.path).is_finished for job in jobs)
-            raise Interrupted(
-                f"interrupted with {done} of {len(jobs)} runs finished; "
-                f"the same command goes on from there ({plan.out})"
-            ) from None
+        return conduct(plan, crew, say, plain=plain)
+
+
+def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
+    """Have a crew do what a plan says; return the plan with what was found on the way."""
+    plan = fit_widths(plan, crew, say)
+    jobs = _jobs(plan)
+    try:
+        if plan.asked.tune:
+            plan = _tune(plan, crew, say, plain)
+            jobs = _jobs(plan)
+        plan.write()
+        _perform(plan, jobs, crew, say, plain)
+    except Interrupted:
+        done = sum(Run(job.path).is_finished for job in jobs)
+        raise Interrupted(
+            f"interrupted with {done} of {len(jobs)} runs finished; "
+            f"the same command goes on from there ({plan.out})"
+        ) from None
     return plan
 
 
