@@ -5,7 +5,6 @@ Every guess is a `--set` override of a built-in recipe: it can be said, changed 
 
 import json
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import Any
 
 from synthesizer.columns import NAMES, infer_columns
 from synthesizer.errors import UserError
+from synthesizer.recipe import recipe_names
 from synthesizer.sources import Row, read_files
 
 TASKS = ("classification", "translation", "summarization", "dialogue", "language_modeling")
 EPOCHS = {"translation": 30, "summarization": 10}
 LABEL_LENGTH = 40  # characters of a label, at most
-SAMPLE = 2000  # rows
+READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are looked at
+SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -53,116 +54,159 @@ SCALES = (
 def is_data(name: str) -> bool:
     """Whether a user's word names data rather than a recipe."""
     path = Path(name)
-    return path.suffix != ".toml" and (path.exists() or path.suffix not in ("", ".toml"))
+    if name in recipe_names() or path.suffix == ".toml":
+        return False
+    return path.exists() or path.suffix != ""
 
 
 def infer_recipe(name: str, task: str | None = None) -> Guess:
     """Guess what to do with a file; a task that is given is not guessed."""
     path = Path(name)
-    sample = [row for row in islice(read_files((path,)), SAMPLE) if not row.fault]
-    if not sample:
-        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
-    fields = [row.fields for row in sample]
-    labels = _label_columns(fields)
-    texts = _text_columns(fields, labels)
+    sample = _sample(path)
+    columns = _Columns.of(sample)
     if task is None:
-        task, reason = _guess_task(path, fields, labels, texts)
+        task, reason = _guess_task(path, columns)
     elif task in TASKS:
         reason = "as you set it"
     else:
         raise UserError(
             f"task={task} cannot be inferred from a file; choose from {', '.join(TASKS)}"
         )
-    columns = _choose_columns(task, sample, labels, texts)
+    roles = columns.roles(task)
+    splits = _splits(path)
     total = _characters(path)
     scale = next(scale for scale in SCALES if total < scale.below)
-    overrides = {
-        "name": path.stem,
-        "data.train": str(path),
-        **{f"data.columns.{k}": v for k, v in columns.items()},
-    }
-    sizes, words = _sizes(task, scale, total, _lengths(fields, columns))
-    named = ", ".join(f"{role}: '{column}'" for role, column in columns.items())
+    sizes, words = _sizes(task, scale, total, columns.lengths(roles))
+    values = {"name": path.stem if len(splits) == 1 else path.absolute().parent.name}
+    values |= {f"data.{split}": str(file) for split, file in splits.items()}
+    values |= {f"data.columns.{role}": column for role, column in roles.items()}
+    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
     return Guess(
         task,
-        tuple(f"{key}={json.dumps(value)}" for key, value in {**overrides, **sizes}.items()),
-        (f"task: {task} ({reason})", f"columns: {named or 'none'}", *words),
+        tuple(f"{key}={json.dumps(value)}" for key, value in {**values, **sizes}.items()),
+        (
+            f"task: {task} ({reason})",
+            *([f"columns: {named}"] if named else []),
+            *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
+            *words,
+        ),
     )
 
 
-def _guess_task(
-    path: Path, fields: list[dict[str, Any]], labels: list[str], texts: list[str]
-) -> tuple[str, str]:
-    names = list(fields[0])
-    dialog = [name for name in names if _is_known(name, ["dialog"])]
-    known = [name for name in labels if _is_known(name, ["label"])]
-    if dialog and isinstance(fields[0][dialog[0]], list):
-        return "dialogue", f"'{dialog[0]}' holds lists of turns"
-    if not texts:
-        raise UserError(
-            f"{path} has the columns {', '.join(names)} and none of text; "
-            "expected text and label, source and target, or text"
-        )
-    if known or (labels and len(texts) == 1):
-        label = (known or labels)[0]
-        number = len({str(row.get(label)) for row in fields})
-        return "classification", f"'{label}' has {number} different values"
-    if len(texts) >= 2:
-        source, target = (_mean_length(fields, name) for name in texts[:2])
-        if source > 3 * target:
-            return "summarization", f"'{texts[1]}' is a third as long as '{texts[0]}', or less"
-        return "translation", f"'{texts[0]}' and '{texts[1]}' are texts of similar length"
-    return "language_modeling", f"'{texts[0]}' is text and nothing else is"
+def _sample(path: Path) -> list[Row]:
+    """Rows from all over the beginning: files are often sorted by label."""
+    rows = [row for row in islice(read_files((path,)), READ) if not row.fault]
+    if not rows:
+        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
+    return rows[:: max(1, len(rows) // SAMPLE)]
 
 
-def _choose_columns(
-    task: str, sample: list[Row], labels: list[str], texts: list[str]
-) -> dict[str, str]:
-    """The roles of a task, filled by names that are known, then by what looks like it."""
-    if task == "language_modeling":
-        return infer_columns(sample, ("text",), {})
-    if task == "classification":
-        known = [name for name in labels if _is_known(name, ["label"])]
-        given = {"label": (known or labels)[0]} if labels else {}
-        return infer_columns(sample, ("text", "label"), given)
-    if task in ("translation", "summarization"):
-        free = [name for name in texts if not _is_known(name, ("source", "target"))]
-        missing = [role for role in ("source", "target") if not _finds(sample, role)]
-        return infer_columns(sample, ("source", "target"), dict(zip(missing, free, strict=False)))
-    return {}
+def _splits(path: Path) -> dict[str, Path]:
+    """The file, and beside a file called train those called validation and test."""
+    found = {"train": path}
+    if path.stem == "train":
+        for split, names in SIBLINGS.items():
+            files = [path.with_name(name + path.suffix) for name in names]
+            there = [file for file in files if file.is_file()]
+            if there:
+                found[split] = there[0]
+    return found
 
 
-def _is_known(name: str, roles: Iterable[str]) -> bool:
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of a sample hold."""
+
+    sample: list[Row]
+    labels: list[str]  # few, short values that come again and again; the fewest first
+    texts: list[str]  # with words in them, in the order of the file
+
+    @classmethod
+    def of(cls, sample: list[Row]) -> "_Columns":
+        names = list(sample[0].fields)
+        distinct = {name: len(set(_values(sample, name))) for name in names}
+        labels = [name for name in names if _is_label(_values(sample, name))]
+        texts = [name for name in names if name not in labels and _is_text(sample, name)]
+        return cls(sample, sorted(labels, key=lambda name: distinct[name]), texts)
+
+    def roles(self, task: str) -> dict[str, str]:
+        """The column of each role of a task: by a known name, then by what looks like it."""
+        if task == "language_modeling":
+            return infer_columns(self.sample, ("text",), {})
+        if task == "classification":
+            given = {"label": self.label} if self.labels else {}
+            return infer_columns(self.sample, ("text", "label"), given)
+        if task in ("translation", "summarization"):
+            free = [name for name in self.texts if not _is_known(name, "source", "target")]
+            names = list(self.sample[0].fields)
+            missing = [
+                role
+                for role in ("source", "target")
+                if not any(_is_known(name, role) for name in names)
+            ]
+            given = dict(zip(missing, free, strict=False))
+            return infer_columns(self.sample, ("source", "target"), given)
+        return {}
+
+    @property
+    def label(self) -> str:
+        """The likeliest label."""
+        known = [name for name in self.labels if _is_known(name, "label")]
+        return (known or self.labels)[0]
+
+    def mean_length(self, name: str) -> float:
+        """Characters of a column's values."""
+        return statistics.fmean(len(value) for value in _values(self.sample, name))
+
+    def lengths(self, roles: dict[str, str]) -> list[int]:
+        """Characters of the longest text of each row."""
+        names = [name for role, name in roles.items() if role != "label"]
+        columns = [_values(self.sample, name) for name in names or self.sample[0].fields]
+        return [max(map(len, row)) for row in zip(*columns, strict=True)]
+
+
+def _values(sample: list[Row], name: str) -> list[str]:
+    values = [row.fields.get(name) for row in sample]
+    return [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+
+
+def _is_label(values: list[str]) -> bool:
+    short = max(map(len, values)) <= LABEL_LENGTH
+    return short and 2 <= len(set(values)) <= max(2, min(100, len(values) // 3))
+
+
+def _is_text(sample: list[Row], name: str) -> bool:
+    """Strings that differ, most of them with spaces or letters that an identifier has not."""
+    if not all(isinstance(row.fields.get(name), str | list) for row in sample):
+        return False
+    values = _values(sample, name)
+    wordy = sum(" " in value or "\n" in value or not value.isascii() for value in values)
+    return 2 * wordy > len(values) and (len(set(values)) > 1 or len(values) == 1)
+
+
+def _is_known(name: str, *roles: str) -> bool:
     return any(name.lower() in NAMES[role] for role in roles)
 
 
-def _finds(sample: list[Row], role: str) -> bool:
-    return any(_is_known(name, [role]) for name in sample[0].fields)
-
-
-def _label_columns(fields: list[dict[str, Any]]) -> list[str]:
-    """Columns of few, short values that come again and again; the fewest first."""
-    found = {}
-    for name in fields[0]:
-        values = [str(row.get(name)) for row in fields]
-        distinct = len(set(values))
-        short = max(len(value) for value in values) <= LABEL_LENGTH
-        if short and 2 <= distinct <= max(2, min(100, len(values) // 3)):
-            found[name] = distinct
-    return sorted(found, key=lambda name: found[name])
-
-
-def _text_columns(fields: list[dict[str, Any]], labels: list[str]) -> list[str]:
-    """Columns of strings that differ and have words in them, in the order of the file."""
-    found = []
-    for name in fields[0]:
-        values = [row.get(name) for row in fields]
-        strings = [value for value in values if isinstance(value, str)]
-        if len(strings) < len(values) or name in labels:
-            continue
-        if len(set(strings)) > 1 and _mean_length(fields, name) >= 8:
-            found.append(name)
-    return found
+def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
+    first, texts = columns.sample[0].fields, columns.texts
+    dialog = [name for name in first if _is_known(name, "dialog")]
+    if dialog and isinstance(first[dialog[0]], list):
+        return "dialogue", f"'{dialog[0]}' holds lists of turns"
+    if not texts:
+        raise UserError(
+            f"{path} has the columns {', '.join(first)} and none of text; "
+            "expected text and label, source and target, or text"
+        )
+    if columns.labels and (len(texts) == 1 or _is_known(columns.label, "label")):
+        number = len(set(_values(columns.sample, columns.label)))
+        return "classification", f"'{columns.label}' has {number} different values"
+    if len(texts) == 1:
+        return "language_modeling", f"'{texts[0]}' is text and nothing else is"
+    source, target = columns.roles("translation").values()
+    if columns.mean_length(source) > 3 * columns.mean_length(target):
+        return "summarization", f"'{target}' is less than a third as long as '{source}'"
+    return "translation", f"'{source}' and '{target}' are texts of similar length"
 
 
 def _sizes(
@@ -209,17 +253,7 @@ def _round_up(length: float) -> int:
     return int(min(512, max(16, -(-length // 16) * 16)))
 
 
-def _lengths(fields: list[dict[str, Any]], columns: dict[str, str]) -> list[int]:
-    """The longest text of each row, in characters."""
-    names = [name for role, name in columns.items() if role != "label"] or list(fields[0])
-    return [max(len(str(row.get(name, ""))) for name in names) for row in fields]
-
-
-def _mean_length(fields: list[dict[str, Any]], name: str) -> float:
-    return statistics.fmean(len(str(row.get(name, ""))) for row in fields)
-
-
-def _percentile(values: Iterable[int], share: float) -> int:
+def _percentile(values: list[int], share: float) -> int:
     ordered = sorted(values)
     return ordered[int(share * (len(ordered) - 1))]
 
