@@ -6,6 +6,7 @@ import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
 from synthesizer.batch import IGNORED
+from synthesizer.corpora import CORPORA
 from synthesizer.errors import UserError
 from synthesizer.recipe import KINDS, load_recipe
 from synthesizer.tasks import TASKS, Outputs, build_task, prompt
@@ -92,6 +93,15 @@ def test_perfect_translations_score_100(translation):
     assert scores.statistics["bleu"].shape == (6, 10)
     assert "nrefs:1" in scores.signatures["bleu"]
     assert scores.samples[0].keys() == {"source", "reference", "output"}
+
+
+def test_a_built_in_translation_prints_what_a_dictionary_reaches(monkeypatch):
+    rows = [{"en": source, "de": target} for source, target in pairs(120)]
+    splits = {"train": rows[:100], "validation": rows[100:110], "test": rows[110:]}
+    monkeypatch.setitem(CORPORA, "tiny", lambda: splits)
+    task = build_task(small("translation", "data.builtin=tiny"))
+    assert task.report["origin"] == "built-in tiny"
+    assert task.report["baseline"]["test"] == pytest.approx(100)  # this corpus is word by word
 
 
 @pytest.mark.parametrize("name", ["translation", "language_modeling", "pretrain"])

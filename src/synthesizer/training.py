@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
@@ -176,6 +177,7 @@ class Loop:
             loss += part.detach()
         norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
         self.step_loss, stop = self._sum(float(loss), float(asked))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.step_norm, self.step_tokens = float(norm), int(tokens)
         if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
             raise self._diverged()
