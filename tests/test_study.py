@@ -158,7 +158,15 @@ def test_a_quick_look_says_what_it_leaves_out(asked):
     plan = draw_up(replace(asked, quick=True, seeds=None))
     assert plan.seeds == (1,)
     assert plan.shared.train.steps == 2
-    assert plan.words == ("quick: one seed, 2 steps where the recipe has 12; no verdict",)
+    assert plan.words[0] == "quick: one seed, 2 steps where the recipe has 12; no verdict"
+
+
+def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
+    said = "rates of all rows: lr 0.001, tables x30; chosen for"
+    unknown = f"{said} no row that the recipe names (--tune K gives each its own)"
+    assert draw_up(asked).words == (unknown,)
+    assert draw_up(replace(asked, overrides=("chosen_for=dot",))).words == (f"{said} dot",)
+    assert draw_up(replace(asked, tune=2)).words == ()
 
 
 def test_every_row_tries_the_same_rates_and_the_recipes_own_are_among_them(asked):
@@ -212,6 +220,19 @@ def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
         chosen = record["trials"][values.index(min(values))]["changes"]
         train = Run(plan.path(row, 1)).recipe().train
         assert [f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"] == chosen
+
+
+def test_the_parent_of_a_study_needs_no_torch():
+    script = "import sys, synthesizer.study; print('torch' in sys.modules)"
+    home = str(Path(synthesizer.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": home},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
 
 
 def start(asked, *words):

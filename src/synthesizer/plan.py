@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer.errors import UserError
-from synthesizer.inference import infer_recipe, is_data
+from synthesizer.inference import Guess, infer_recipe, is_data
 from synthesizer.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.run import spec_folder, write_atomically
 from synthesizer.sources import data_folder, open_source
@@ -158,7 +158,7 @@ def draw_up(asked: Asked) -> Plan:
         tuple(_rows(asked, recipe)),
         asked.out or Path("runs") / f"{recipe.name}-{digest}",
         fingerprint,
-        words,
+        (*words, *_say_rates(asked, recipe)),
     )
     _refuse_to_mix(plan)
     return plan
@@ -166,10 +166,10 @@ def draw_up(asked: Asked) -> Plan:
 
 def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """The base recipe, its overrides (the user's last) and the words for both."""
-    base, guessed, words = asked.recipe, (), ()
+    guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
         guess = infer_recipe(asked.recipe, _given_task(asked.overrides))
-        base, guessed, words = guess.recipe, guess.overrides, guess.reasons
+    base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
         return base, (*guessed, *asked.overrides), words
     whole = load_recipe(base, overrides=guessed)
@@ -177,6 +177,13 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     steps = load_recipe(base, overrides=overrides).train.steps
     said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
     return base, overrides, (*words, said)
+
+
+def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
+    if not asked.tune:
+        chosen = recipe.chosen_for or "no row that the recipe names (--tune K gives each its own)"
+        train = recipe.train
+        yield f"rates of all rows: lr {train.lr:g}, tables x{train.table_rate:g}; chosen for {chosen}"
 
 
 def _check(asked: Asked) -> None:

@@ -51,19 +51,17 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
 
 def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
     """Have a crew do what a plan says; return the plan with what was found on the way."""
-    plan = fit_widths(plan, crew, say)
-    jobs = _jobs(plan)
     try:
+        plan = fit_widths(plan, crew, say)
         if plan.asked.tune:
             plan = _tune(plan, crew, say, plain)
-            jobs = _jobs(plan)
         plan.write()
-        _perform(plan, jobs, crew, say, plain)
+        _perform(plan, _jobs(plan), crew, say, plain)
     except Interrupted:
-        done = sum(Run(job.path).is_finished for job in jobs)
+        runs = [Run(plan.path(row, seed)) for row in plan.rows for seed in plan.seeds]
         raise Interrupted(
-            f"interrupted with {done} of {len(jobs)} runs finished; "
-            f"the same command goes on from there ({plan.out})"
+            f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
+            f"finished; the same command goes on from there ({plan.out})"
         ) from None
     return plan
 
