@@ -182,8 +182,8 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
     if not asked.tune:
         chosen = recipe.chosen_for or "no row that the recipe names (--tune K gives each its own)"
-        train = recipe.train
-        yield f"rates of all rows: lr {train.lr:g}, tables x{train.table_rate:g}; chosen for {chosen}"
+        rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
+        yield f"rates of all rows: {rates}; chosen for {chosen}"
 
 
 def _check(asked: Asked) -> None:
