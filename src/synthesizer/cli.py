@@ -218,8 +218,20 @@ def compare(
         for line in study.list_commands(asked):
             _say(line)
         return
-    done = study.compare(asked, _say, plain=plain)
-    _say(str(done.out))
+    _report([study.compare(asked, _say, plain=plain).out])
+
+
+@app.command()
+def report(
+    dirs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Runs, or directories that hold some.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the files go; by default the first DIR.")
+    ] = None,
+) -> None:
+    """Turn run directories into report.html, report.md and table.csv."""
+    _report(dirs, out)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -237,6 +249,29 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def _report(dirs: list[Path], out: Path | None = None) -> None:
+    """Write the report of runs; print its tables, answers and place."""
+    try:
+        from synthesizer.report import summarize_all, write_report
+        from synthesizer.report.tables import brief
+    except ImportError as error:
+        raise UserError(
+            f"a report needs {error.name}, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    for summary in summarize_all(dirs):
+        head, rows = brief(summary)
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        _print(table)
+        for line in summary.lines:
+            if line.state:
+                _say(f"{line.row.label}: {line.state}")
+        _say(f"{summary.question} {summary.answer}")
+    _say(str(write_report(dirs, out)))
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

@@ -1,0 +1,134 @@
+"""One self-contained page: a title and sections, light and dark, wide and narrow (no network).
+
+    page("Title", [Section("heading", "<p>...</p>"), ...]) -> the text of an .html file
+
+Plots are inline SVG in the page's own colours (see style.py), so they follow the reader's theme.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from synthesizer.report.style import css_variables
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the HTML below it."""
+
+    heading: str
+    body: str
+
+
+def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
+    """Wrap sections into a page that needs no other file."""
+    blocks = "\n".join(
+        f"<section><h2>{escape(section.heading)}</h2>\n{section.body}\n</section>"
+        for section in sections
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n"
+        '<link rel="icon" href="data:,">\n'
+        f"<style>\n{css_variables()}\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><h1>{escape(title)}</h1>\n{lead}</header>\n{blocks}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
+    """A table that scrolls by itself where the window is narrow; cells are one or two lines."""
+    top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
+    body = "\n".join(
+        f"<tr><th scope=row>{_two_lines(first)}</th>"
+        + "".join(f"<td>{_two_lines(cell)}</td>" for cell in others)
+        + "</tr>"
+        for first, *others in rows
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0"><table>{title}<thead><tr>{top}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+class Plot(NamedTuple):
+    """An SVG, what it shows and, where several stand side by side, whose it is."""
+
+    svg: str
+    caption: str
+    title: str = ""
+
+
+def figures(plots: Sequence[Plot]) -> str:
+    """Plots side by side, or below each other where there is no room."""
+    shown = "\n".join(
+        f"<figure>{_titled(plot.title)}{plot.svg}"
+        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+        for plot in plots
+    )
+    return f'<div class="figures">\n{shown}\n</div>'
+
+
+def _two_lines(name: str) -> str:
+    """The first line of a cell and, below it, smaller, the second."""
+    first, _, second = name.partition("\n")
+    return escape(first) + (f"<small>{escape(second)}</small>" if second else "")
+
+
+def _titled(title: str) -> str:
+    return f"<h3>{escape(title)}</h3>" if title else ""
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """A paragraph of plain text."""
+    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def details(summary: str, text: str) -> str:
+    """Preformatted text behind a line that opens it."""
+    return (
+        f"<details><summary>{escape(summary)}</summary>"
+        f'<pre tabindex="0">{escape(text)}</pre></details>'
+    )
+
+
+STYLE = """
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1240px; margin: 0 auto; padding: 1.5rem clamp(0.9rem, 3vw, 2rem) 4rem; }
+h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: 0 0 0.6rem; }
+h2 { font-size: 1.25rem; margin: 2.4rem 0 0.6rem; border-bottom: 1px solid var(--line);
+  padding-bottom: 0.25rem; }
+h3 { font-size: 1.05rem; margin: 1.4rem 0 0.4rem; }
+p { margin: 0.4rem 0; max-width: 75ch; }
+.answer { font-size: clamp(1.05rem, 2.6vw, 1.3rem); font-weight: 600; max-width: 60ch; }
+.note, figcaption, caption { color: var(--muted); font-size: 0.88rem; }
+.figures { display: grid; gap: 1rem 2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+figure h3 { margin: 0 0 0.3rem; }
+figure { margin: 0.5rem 0; min-width: 0; max-width: 36rem; }
+figure svg { width: 100%; height: auto; display: block; color: var(--text); }
+figure svg image { image-rendering: pixelated; }
+.scroll { overflow-x: auto; margin: 0.6rem 0; }
+table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding-bottom: 0.3rem; }
+th, td { padding: 0.35rem 0.55rem; text-align: right; vertical-align: top;
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
+thead th { vertical-align: bottom; white-space: normal; min-width: 4.5rem; font-weight: 600; }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
+  white-space: normal; min-width: min(11rem, 36vw); overflow-wrap: break-word; }
+small { display: block; font-weight: 400; color: var(--muted); }
+td small { white-space: normal; min-width: 8rem; }
+.words td, .words thead th { text-align: left; white-space: normal; min-width: 11rem;
+  overflow-wrap: anywhere; }
+pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 0.85rem; }
+pre { overflow-x: auto; background: var(--shade); padding: 0.8rem; border-radius: 6px; }
+details { margin: 0.5rem 0; }
+summary { cursor: pointer; }
+:focus-visible { outline: 2px solid var(--c1); outline-offset: 2px; }
+@media print { .scroll { overflow: visible; } section { break-inside: avoid; } }
+"""

@@ -1,0 +1,60 @@
+"""What the paper reports, from paper.toml: shown beside our numbers, never among them."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+BIBTEX = """@inproceedings{tay2021synthesizer,
+  title     = {Synthesizer: Rethinking Self-Attention for Transformer Models},
+  author    = {Tay and Bahri and Metzler and Juan and Zhao and Zheng},
+  booktitle = {International Conference on Machine Learning},
+  series    = {PMLR},
+  volume    = {139},
+  pages     = {10183--10192},
+  year      = {2021},
+}"""
+UNKNOWN = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Some columns of one published table."""
+
+    title: str
+    source: str
+    notes: tuple[str, ...]
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def paper_tables(key: str | None, here: Sequence[str]) -> list[PaperTable]:
+    """The published tables that a recipe's `paper` names; `here` are the specs of our rows."""
+    paper = _paper()
+    return [_table(paper, choice, here) for choice in paper["recipes"].get(key, [])]
+
+
+@cache
+def _paper() -> dict[str, Any]:
+    """paper.toml, its numbers as they are printed."""
+    text = (resources.files("synthesizer") / "paper.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text, parse_float=str)
+
+
+def _table(paper: dict[str, Any], choice: dict[str, Any], here: Sequence[str]) -> PaperTable:
+    stored = paper["tables"][choice["table"]]
+    columns = choice.get("columns", list(stored["columns"]))
+    rows = [
+        (
+            row["name"],
+            row["synthesis"] if row.get("synthesis") in here else UNKNOWN,
+            *(str(row.get(column, UNKNOWN)) for column in columns),
+        )
+        for row in stored["rows"]
+        if any(column in row for column in columns)
+    ]
+    head = ("published row", "our row", *(stored["columns"][column] for column in columns))
+    source = paper["sources"][stored["source"]]
+    return PaperTable(stored["title"], source, tuple(stored.get("notes", ())), head, tuple(rows))

@@ -1,0 +1,200 @@
+"""The plots of numbers: differences from dot, quality against speed, learning curves."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from synthesizer.report.style import (
+    BLUE,
+    MUTED,
+    RED,
+    SHADE,
+    End,
+    drawing,
+    look_of,
+    name_at_right,
+    to_svg,
+)
+from synthesizer.report.summary import Line, Summary
+from synthesizer.verdict import BETTER, NO_WORSE, WORSE
+
+SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
+
+_VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
+
+
+def forest(summary: Summary) -> str:
+    """Each row's difference from dot with its interval; the margin is shaded, better is right."""
+    lines = [line for line in summary.lines if line.comparison]
+    if not lines:
+        return ""
+    with drawing(0.9 + 0.34 * len(lines)) as (figure, axes):
+        axes.grid(visible=False, axis="y")
+        compared = [line.comparison for line in lines if line.comparison]
+        margin = compared[0].margin
+        ends = [value for c in compared for value in (c.low, c.high, c.difference)]
+        reach = max([abs(end) for end in ends if math.isfinite(end)] + [1.3 * margin, 1e-9]) * 1.08
+        _scale(axes, reach, margin)
+        if not summary.higher_is_better:
+            axes.invert_xaxis()
+        worst = -margin if summary.higher_is_better else margin
+        axes.axvspan(worst, 0, color=SHADE, linewidth=0, zorder=0)
+        axes.axvline(0, color=MUTED, linewidth=1)
+        axes.axvline(worst, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
+        for place, c in enumerate(compared):
+            colour = _VERDICTS.get(c.word, MUTED)
+            low, high = max(c.low, -reach), min(c.high, reach)
+            dashes = "-" if c.covers_seeds else (0, (2, 2))
+            axes.plot([low, high], [place, place], color=colour, linewidth=2, linestyle=dashes)
+            fill = colour if c.word in _VERDICTS else "none"
+            axes.plot(
+                c.difference, place, "o", color=colour, markerfacecolor=fill, markersize=6,
+                markeredgewidth=1.5,
+            )  # fmt: skip
+        axes.set_yticks(range(len(lines)), [line.row.label for line in lines])
+        axes.set_ylim(len(lines) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        words = axes.secondary_yaxis("right")
+        words.set_yticks(range(len(lines)), [c.word for c in compared])
+        words.tick_params(axis="y", length=0)
+        words.spines["right"].set_visible(False)
+        axes.set_xlabel(f"difference from dot, {summary.metric_name} (better \N{RIGHTWARDS ARROW})")
+        return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
+
+
+def _scale(axes: Axes, reach: float, margin: float) -> None:
+    """Linear, or logarithmic away from zero where one row is far off."""
+    axes.set_xlim(-reach, reach)
+    if reach <= SPREAD_OUT * margin:
+        axes.xaxis.set_major_locator(MaxNLocator(6, symmetric=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(_signed))
+        return
+    near = 2 * margin
+    axes.set_xscale("symlog", linthresh=near, linscale=1.2)
+    axes.set_xlim(-1.4 * reach, 1.4 * reach)
+    decades = [10.0**power for power in range(-6, 7) if near * 1.5 < 10.0**power <= reach]
+    ticks = sorted({0.0, *decades[-2:], *(-value for value in decades[-2:]), margin, -margin})
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(_signed))
+
+
+def _signed(value: float, _: int | None) -> str:
+    return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
+
+
+def quality_and_speed(summary: Summary) -> str:
+    """Every row's metric against its training speed, and the rows that no other beats in both."""
+    shown = [
+        (place, line, line.relative["training"] or line.cost["training"], line.mean)
+        for place, line in enumerate(summary.lines)
+    ]
+    points = [
+        (place, line, speed, mean)
+        for place, line, speed, mean in shown
+        if speed is not None and mean is not None and math.isfinite(mean)
+    ]
+    if len(points) < 2:
+        return ""
+    relative = any(line.relative["training"] for line in summary.lines)
+    sign = 1 if summary.higher_is_better else -1
+    with drawing(3.6) as (figure, axes):
+        if sign < 0:
+            axes.invert_yaxis()
+        front = pareto([(speed, sign * mean) for _, _, speed, mean in points])
+        path = sorted((points[place][2], points[place][3]) for place in front)
+        axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
+        for order, (place, _, speed, mean) in enumerate(points):
+            look = look_of(place)
+            fill = look["color"] if order in front else "none"
+            axes.plot(
+                speed, mean, look["marker"], color=look["color"], markerfacecolor=fill, markersize=7
+            )
+        unit = "times dot's" if relative else "tokens per second"
+        axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")
+        axes.set_ylabel(f"{summary.metric_name} (better \N{UPWARDS ARROW})")
+        axes.margins(0.08)
+        figure.draw_without_rendering()
+        name_at_right(
+            axes,
+            [
+                End(speed, mean, line.row.label, look_of(place), is_point=True)
+                for place, line, speed, mean in points
+            ],
+        )
+        return to_svg(figure, "Quality against training speed, with the Pareto front")
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Which points no other equals in both and beats in one; more is better in both."""
+    return {
+        place
+        for place, (x, y) in enumerate(points)
+        if not any(a >= x and b >= y and (a > x or b > y) for a, b in points)
+    }
+
+
+def training_loss(summary: Summary) -> str:
+    """Loss of the training batches by step."""
+    return _curves(summary, lambda line: line.get("loss"), "training loss, nats per target", 1)
+
+
+def validation_metric(summary: Summary) -> str:
+    """The main metric on validation by step."""
+    name = f"validation {summary.metric_name}"
+    sign = 1 if summary.higher_is_better else -1
+    return _curves(summary, lambda line: line.get("validation", {}).get(summary.metric), name, sign)
+
+
+def _curves(
+    summary: Summary, read: Callable[[dict[str, Any]], float | None], name: str, sign: int
+) -> str:
+    """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
+    drawn = [(place, line, _mean_curve(line, read)) for place, line in enumerate(summary.lines)]
+    curves = [(place, line, curve) for place, line, curve in drawn if len(curve[0])]
+    if not curves:
+        return ""
+    with drawing(3.4) as (figure, axes):
+        ends = []
+        for place, line, (steps, mean, low, high) in curves:
+            look = look_of(place)
+            axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            marker = look["marker"] if len(steps) == 1 else ""
+            axes.plot(
+                steps, mean, color=look["color"], linestyle=look["linestyle"], marker=marker,
+                linewidth=2 if place == 0 else 1.5,
+            )  # fmt: skip
+            ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
+        axes.set_xlabel("step")
+        axes.set_ylabel(name)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if sign < 0:
+            axes.invert_yaxis()
+        figure.draw_without_rendering()
+        name_at_right(axes, ends)
+        return to_svg(figure, f"{name} by step, one curve per row")
+
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _mean_curve(line: Line, read: Callable[[dict[str, Any]], float | None]) -> Curve:
+    """Steps, mean, least and most over the runs that have a value at the step."""
+    values: dict[int, list[float]] = {}
+    for run in line.row.runs:
+        for entry in run.lines:
+            value = read(entry)
+            if value is not None and math.isfinite(value):
+                values.setdefault(int(entry["step"]), []).append(value)
+    steps = sorted(values)
+    found = [values[step] for step in steps]
+    return (
+        np.array(steps),
+        np.array([np.mean(at) for at in found]),
+        np.array([np.min(at) for at in found]),
+        np.array([np.max(at) for at in found]),
+    )

@@ -1,0 +1,237 @@
+"""What the report says, in order: the answer, the table, the paper, the curves, the attention."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from synthesizer.report.looks import alpha_plots, attention_maps, shown_lines, weight_histograms
+from synthesizer.report.page import Plot, Section, details, figures, paragraph, table
+from synthesizer.report.paper import BIBTEX, PaperTable, paper_tables
+from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
+from synthesizer.report.summary import Summary
+from synthesizer.report.tables import cells, markdown
+from synthesizer.verdict import FEWEST_SEEDS, LEVEL
+
+MOST_SAMPLES = 3
+
+
+def lead(summary: Summary) -> str:
+    """The first screen: the answer, its scope, the forest and the front."""
+    plots = [
+        Plot(forest(summary), _forest_caption(summary)),
+        Plot(
+            quality_and_speed(summary),
+            "Quality against training speed. The line joins the rows that no other row beats in "
+            "both (filled); speeds are of the machine that ran them.",
+        ),
+    ]
+    shown = figures([plot for plot in plots if plot.svg])
+    words = [paragraph(summary.answer, "answer"), paragraph(summary.scope, "note")]
+    return "\n".join([*words, shown])
+
+
+def sections(summary: Summary) -> list[Section]:
+    """All that follows the first screen; what no run tells is left out."""
+    found = [
+        Section("The table", _table(summary)),
+        Section("What was published", _published(summary)),
+        Section("Learning curves", _curves(summary)),
+        Section("Where the heads look", _attention(summary)),
+        Section("How large the weights are", _weights(summary)),
+        Section("What the mixtures learned", _alphas(summary)),
+        Section("Samples", _samples(summary)),
+        Section("How to repeat it", _origin(summary)),
+    ]
+    return [section for section in found if section.body]
+
+
+def notes(summary: Summary) -> list[str]:
+    """What a reader must know to read the table."""
+    facts = summary.study.facts
+    said = [
+        f"Differences are row minus dot over shared seeds. The interval has both seeds and test "
+        f"examples in it, and each of its ends is passed with a chance of {LEVEL:.0%}; verdicts "
+        f"are corrected over the rows (Holm), so that the chance of any wrong one is {LEVEL:.0%}. "
+        f"No worse: less than the margin ({summary.margin}) below dot. "
+        f"Fewer than {FEWEST_SEEDS} seeds get no verdict.",
+        "Sharpness is 1 - entropy / log(visible keys), the mean over heads and tokens: a table "
+        "near 0 has not been learned, and its row says little. Speeds are beside dot's "
+        "(1.00\N{MULTIPLICATION SIGN}); learning rates beside the factor of tables and alphas.",
+    ]
+    chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
+    if facts.get("tune"):
+        said.append(f"Every row had {facts['tune']} trials of learning rate and table rate.")
+    elif chosen:
+        said.append(f"The recipe's learning rates serve all rows; they were chosen for {chosen}.")
+    else:
+        said.append("The recipe's learning rates serve all rows; none was tuned for its own.")
+    if facts.get("match") not in (None, "none"):
+        budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
+        said.append(f"The feed-forward width is such that all rows have the same {budget}.")
+    return said
+
+
+def text_of(summaries: Sequence[Summary]) -> str:
+    """report.md."""
+    parts: list[str] = []
+    for summary in summaries:
+        parts += [f"# {summary.question}", f"**{summary.answer}**", summary.scope]
+        parts += ["## The table", markdown(*cells(summary)), *notes(summary)]
+        published = _paper_of(summary)
+        if published:
+            parts += ["## What was published", _apart()]
+        for paper in published:
+            parts += [f"{paper.title}. Source: {paper.source}.", markdown(paper.head, paper.rows)]
+            parts += paper.notes
+        parts += ["## How to repeat it", "\n".join(f"- {fact}" for fact in _facts(summary))]
+        parts += ["```\n" + "\n".join(_commands(summary)) + "\n```"]
+    parts += ["```bibtex\n" + BIBTEX + "\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _forest_caption(summary: Summary) -> str:
+    bars = (
+        f"Bars: one-sided {1 - LEVEL:.0%} bounds over seeds and examples"
+        if any(line.comparison and line.comparison.covers_seeds for line in summary.lines)
+        else "Dashed bars: test examples alone, as there are too few seeds to know theirs"
+    )
+    return f"{bars}. Shaded: worse than dot by less than the margin ({summary.margin})."
+
+
+def _table(summary: Summary) -> str:
+    return "\n".join([table(*cells(summary)), *(paragraph(n, "note") for n in notes(summary))])
+
+
+def _paper_of(summary: Summary) -> list[PaperTable]:
+    key = summary.study.recipe.get("paper")
+    return paper_tables(key, [row.spec for row in summary.study.rows])
+
+
+def _apart() -> str:
+    return (
+        "Numbers of others, at their scale and on their machines: "
+        "for the order of the rows, not to be read on one axis with the table above."
+    )
+
+
+def _published(summary: Summary) -> str:
+    parts = []
+    for paper in _paper_of(summary):
+        parts.append(table(paper.head, paper.rows, caption=f"{paper.title}."))
+        parts += [paragraph(f"Source: {paper.source}.", "note")]
+        parts += [paragraph(note, "note") for note in paper.notes]
+    return "\n".join([paragraph(_apart()), *parts]) if parts else ""
+
+
+def _curves(summary: Summary) -> str:
+    plots = [
+        Plot(training_loss(summary), "Mean over seeds; the band is their range."),
+        Plot(validation_metric(summary), "The same on validation; up is better."),
+    ]
+    shown = [plot for plot in plots if plot.svg]
+    return figures(shown) if shown else ""
+
+
+def _attention(summary: Summary) -> str:
+    plots = attention_maps(shown_lines(summary))
+    text = "The first tokens of one test example, the same for all rows."
+    return "\n".join([paragraph(text, "note"), figures(plots)]) if plots else ""
+
+
+def _weights(summary: Summary) -> str:
+    plots = weight_histograms(shown_lines(summary))
+    return figures(plots) if plots else ""
+
+
+def _alphas(summary: Summary) -> str:
+    plots = alpha_plots(summary)
+    return figures(plots) if plots else ""
+
+
+def _samples(summary: Summary) -> str:
+    """A few test examples, and what the first seed of each row made of them."""
+    written = [
+        (line.row.label, line.row.finished[0].samples())
+        for line in summary.lines
+        if line.row.finished
+    ]
+    having = [(label, samples) for label, samples in written if samples]
+    if not having:
+        return ""
+    count = min(MOST_SAMPLES, *(len(samples) for _, samples in having))
+    parts = []
+    for place in range(count):
+        asked = having[0][1][place]
+        rows = [["source", asked.get("source", "")], ["reference", asked.get("reference", "")]]
+        rows += [[label, samples[place].get("output", "")] for label, samples in having]
+        parts.append(f'<div class="words">{table(["", f"example {place + 1}"], rows)}</div>')
+    return "\n".join(parts)
+
+
+def _origin(summary: Summary) -> str:
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(summary))
+    runs = table(
+        ["run", "synthesis", "seed", "state", "recipe"],
+        [
+            [
+                str(run.path),
+                run.spec,
+                str(run.seed),
+                run.standing,
+                (run.result or {}).get("recipe_hash", ""),
+            ]
+            for run in summary.study.runs
+        ],
+    )
+    recipe = (summary.study.runs[0].path / "recipe.toml") if summary.study.runs else None
+    shown = recipe.read_text(encoding="utf-8", errors="replace") if recipe else ""
+    return "\n".join(
+        [
+            _shown_commands(summary),
+            f"<ul>{facts}</ul>",
+            runs,
+            details("The recipe of the first run", shown),
+            details("BibTeX of the paper", BIBTEX),
+        ]
+    )
+
+
+def _shown_commands(summary: Summary) -> str:
+    commands = "\n".join(_commands(summary))
+    if summary.study.command:
+        return f'<pre tabindex="0">{escape(commands)}</pre>'
+    return details("One command per run", commands)
+
+
+def _commands(summary: Summary) -> list[str]:
+    if summary.study.command:
+        return [summary.study.command]
+    return [
+        shlex.join(["synthesizer", "train", str(run.path / "recipe.toml")])
+        for run in summary.study.runs
+    ]
+
+
+def _facts(summary: Summary) -> list[str]:
+    """Commit, versions, seeds, machine, signatures: what differs between runs is listed."""
+    results = [run.result for run in summary.finished if run.result]
+    versions = [
+        ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
+        for result in results
+    ]
+    machines = [f"{r.get('device', '?')}, {r.get('threads', '?')} threads" for r in results]
+    found = [
+        ("commit", _distinct(str(result.get("commit") or "not known") for result in results)),
+        ("versions", _distinct(versions)),
+        ("machine", _distinct(machines)),
+        ("seeds", _distinct(str(run.seed) for run in summary.finished)),
+        ("data", _distinct(str(r.get("data", {}).get("origin", "not known")) for r in results)),
+    ]
+    for name in dict.fromkeys(name for r in results for name in r.get("signatures", {})):
+        told = _distinct(r["signatures"][name] for r in results if name in r["signatures"])
+        found.append((f"signature of {name}", told))
+    return [f"{name}: {value}" for name, value in found if value]
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(values))

@@ -1,0 +1,205 @@
+"""The numbers of a study: each row's means over seeds, its verdict, and the answer (no torch)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from synthesizer.report.reading import Record, Row, Study
+from synthesizer.spec import NONE
+from synthesizer.verdict import Comparison, Measured, answer, judge, margin_for
+
+METRICS = {  # as papers write them; others are written with spaces
+    "bleu": "BLEU",
+    "bleu1": "BLEU-1",
+    "bleu4": "BLEU-4",
+    "chrf": "chrF",
+    "rougeL": "ROUGE-L",
+    "accuracy": "accuracy, %",
+    "token_accuracy": "token accuracy, %",
+}
+PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
+DOT = "dot"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table; what no finished run tells is None."""
+
+    row: Row
+    scores: tuple[float, ...]
+    comparison: Comparison | None
+    cost: dict[str, float | None]  # means over finished runs
+    relative: dict[str, float | None]  # the same over dot's
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(self.scores)) if self.scores else None
+
+    @property
+    def sd(self) -> float | None:
+        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else None
+
+    @property
+    def paper_name(self) -> str:
+        """What the paper calls it."""
+        return paper_name(self.row.spec)
+
+    @property
+    def state(self) -> str:
+        """What is missing of the row, if anything."""
+        if self.row.error:
+            return f"failed: {self.row.error}"
+        unfinished = [run for run in self.row.runs if run.result is None]
+        if not self.row.runs:
+            return "not run"
+        return "; ".join(f"seed {run.seed} {run.standing}" for run in unfinished)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A study in numbers and words."""
+
+    study: Study
+    metric: str
+    higher_is_better: bool
+    lines: tuple[Line, ...]
+    margin: str
+    answer: str
+
+    @property
+    def question(self) -> str:
+        return f"Does {self.study.name} need dot-product attention?"
+
+    @property
+    def metric_name(self) -> str:
+        return METRICS.get(self.metric, self.metric.replace("_", " "))
+
+    @property
+    def digits(self) -> int:
+        return 3 if self.metric == "bits_per_byte" else 2
+
+    @property
+    def finished(self) -> list[Record]:
+        return [run for row in self.study.rows for run in row.finished]
+
+    @property
+    def scope(self) -> str:
+        return scope(self.study.recipe, sorted({run.seed for run in self.finished}))
+
+
+COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    "parameters": lambda result: result["parameters"]["total"],
+    "flops": lambda result: result["flops_per_token"],
+    "training": lambda result: result["training_tokens_per_second"],
+    "decoding": lambda result: result["generation_tokens_per_second"],
+    "memory": lambda result: result["peak_memory_bytes"],
+    "sharpness": lambda result: _mean(list(result["sharpness"].values())),
+}
+
+
+def summarize(study: Study) -> Summary:
+    """Put a study into numbers."""
+    finished = [run for row in study.rows for run in row.finished]
+    first = (finished[0].result or {}) if finished else {}
+    metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
+    dot = next((row for row in study.rows if row.spec == DOT and row.finished), None)
+    compared: dict[str, Comparison] = {}
+    if dot is not None:
+        others = [_measured(row, metric) for row in study.rows if row is not dot and row.finished]
+        found = judge(
+            _measured(dot, metric),
+            others,
+            metric=metric,
+            higher_is_better=higher,
+            margin=study.margin,
+        )
+        compared = {comparison.label: comparison for comparison in found}
+    base = _cost(dot) if dot is not None else dict.fromkeys(COSTS)
+    lines = tuple(_line(row, metric, compared.get(row.label), base) for row in study.rows)
+    margin = _margin_text(metric, study.margin)
+    specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
+    return Summary(study, metric, higher, lines, margin, answer(study.name, specs, margin))
+
+
+def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
+    """What the answer holds for, and what it leaves open."""
+    model, train = recipe.get("model", {}), recipe.get("train", {})
+    if not (model and train):
+        return "Scope: unknown; no run has a readable recipe."
+    layers = [model["num_layers"]]
+    if model.get("kind") == "encoder_decoder":
+        layers.append(model.get("num_decoder_layers") or model["num_layers"])
+    tokens = train["batch_tokens"] * train.get("accumulate", 1)
+    data = recipe.get("data", {})
+    origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
+    seed_words = ", ".join(map(str, seeds)) or "none finished"
+    return (
+        f"Scope: {_layers(layers)} of width {model['d_model']}, "
+        f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
+        f"{tokens:,} tokens on {origin or recipe['name']}; seeds {seed_words}. "
+        "Only self-attention differs between rows: cross-attention, where a model has any, "
+        "is dot product in all of them. Another scale or data set may answer otherwise."
+    )
+
+
+def _layers(counts: Sequence[int]) -> str:
+    return "1 layer" if list(counts) == [1] else f"{'+'.join(map(str, counts))} layers"
+
+
+def paper_name(spec: str) -> str:
+    """'factorized_random:k=8+dot' is 'Factorized Random + Vanilla'."""
+    named = [part.partition(":")[0] for part in spec.split("+")]
+    return " + ".join(PAPER_NAMES.get(name, name.replace("_", " ").title()) for name in named)
+
+
+def _line(
+    row: Row, metric: str, comparison: Comparison | None, base: dict[str, float | None]
+) -> Line:
+    cost = _cost(row)
+    relative = {name: _ratio(value, base[name]) for name, value in cost.items()}
+    return Line(row, tuple(_scores(row, metric).values()), comparison, cost, relative)
+
+
+def _measured(row: Row, metric: str) -> Measured:
+    found = {run.seed: run.arrays("statistics.npz").get(metric) for run in row.finished}
+    statistics = {seed: rows for seed, rows in found.items() if rows is not None}
+    return Measured(row.label, _scores(row, metric), statistics)
+
+
+def _scores(row: Row, metric: str) -> dict[int, float]:
+    return {run.seed: run.result["metrics"][metric] for run in row.finished if run.result}
+
+
+def _cost(row: Row) -> dict[str, float | None]:
+    return {
+        name: _mean([_told(read, run.result) for run in row.finished if run.result])
+        for name, read in COSTS.items()
+    }
+
+
+def _told(read: Callable[[dict[str, Any]], float | None], result: dict[str, Any]) -> float | None:
+    try:
+        return read(result)
+    except (KeyError, TypeError, AttributeError):  # an older or newer version's result
+        return None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
+
+
+def _margin_text(metric: str, margin: float | None) -> str:
+    if not metric:
+        return ""
+    default = margin_for(metric)
+    name = METRICS.get(metric, metric.replace("_", " ")).removesuffix(", %")
+    if margin is not None:
+        return f"{margin:g} {name}"
+    return f"{default}" if default.relative else f"{default} {name}"

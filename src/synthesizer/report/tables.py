@@ -1,0 +1,205 @@
+"""The table of a study: the same columns for the page, for Markdown and for table.csv."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from synthesizer.report.summary import Line, Summary
+
+MISSING = "\N{EN DASH}"
+AT_LENGTH = ("FLOPs per token", "peak memory", "learning rate", "remarks")  # not on a terminal
+
+Value = float | int | str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, what it shows, and under which keys table.csv keeps the numbers."""
+
+    head: str
+    show: Callable[[Line], str]
+    keep: dict[str, Callable[[Line], Value]]
+
+
+def columns(summary: Summary) -> list[Column]:
+    """All columns but the row's name; those that no row fills are left out of what is shown."""
+    digits = summary.digits
+    return [
+        Column(
+            f"{summary.metric_name}, mean \N{PLUS-MINUS SIGN} sd",
+            lambda line: _mean_sd(line, digits),
+            {
+                "metric": lambda line: summary.metric,
+                "mean": lambda line: line.mean,
+                "sd": lambda line: line.sd,
+                "seeds": lambda line: len(line.scores),
+            },
+        ),
+        Column(
+            "difference from dot",
+            lambda line: _difference(line, digits),
+            {
+                "difference": lambda line: line.comparison and line.comparison.difference,
+                "low": lambda line: _end(line, "low"),
+                "high": lambda line: _end(line, "high"),
+                "margin": lambda line: line.comparison and line.comparison.margin,
+            },
+        ),
+        Column(
+            "verdict",
+            _verdict,
+            {
+                "verdict": lambda line: line.comparison and line.comparison.word,
+                "settled_by": lambda line: line.comparison and line.comparison.settled_by,
+            },
+        ),
+        Column("parameters", lambda line: big(line.cost["parameters"]), _cost("parameters")),
+        Column("FLOPs per token", lambda line: big(line.cost["flops"]), _cost("flops")),
+        Column(
+            "training, tokens/s",
+            lambda line: _speed(line, "training"),
+            _cost("training") | {"training_relative": lambda line: line.relative["training"]},
+        ),
+        Column(
+            "decoding, tokens/s",
+            lambda line: _speed(line, "decoding"),
+            _cost("decoding") | {"decoding_relative": lambda line: line.relative["decoding"]},
+        ),
+        Column("peak memory", lambda line: _bytes(line.cost["memory"]), _cost("memory")),
+        Column(
+            "sharp\N{SOFT HYPHEN}ness",
+            lambda line: _number(line.cost["sharpness"], 2),
+            _cost("sharpness"),
+        ),
+        Column(
+            "learning rate",
+            _rates,
+            {"learning_rates": _rates},
+        ),
+        Column("remarks", lambda line: _under(_remarks(line)), {"remarks": _remarks}),
+    ]
+
+
+def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Head and rows as text, without columns that are empty throughout."""
+    shown = [
+        (column.head, [column.show(line) for line in summary.lines]) for column in columns(summary)
+    ]
+    kept = [(head, texts) for head, texts in shown if set(texts) - {MISSING, ""}]
+    names = [f"{line.paper_name}\n{line.row.label}" for line in summary.lines]
+    rows = [[name, *(texts[place] for _, texts in kept)] for place, name in enumerate(names)]
+    return ["row", *(head for head, _ in kept)], rows
+
+
+def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Head and rows for a terminal: what fits beside a row's name."""
+    head, rows = cells(summary)
+    kept = [place for place, name in enumerate(head) if place and name not in AT_LENGTH]
+    return ["row", *(head[place] for place in kept)], [
+        [line.row.label, *(row[place].replace("\n", ", ") for place in kept)]
+        for line, row in zip(summary.lines, rows, strict=True)
+    ]
+
+
+def csv_text(summaries: Sequence[Summary]) -> str:
+    """Every row of every study, numbers unrounded."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for place, summary in enumerate(summaries):
+        kept = {key: read for column in columns(summary) for key, read in column.keep.items()}
+        if place == 0:
+            writer.writerow(["study", "row", "synthesis", *kept])
+        for line in summary.lines:
+            known = [summary.study.name, line.row.label, line.row.spec]
+            writer.writerow([*known, *(read(line) for read in kept.values())])
+    return stream.getvalue()
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.replace("|", "\\|").strip().replace("\n", "; ").replace("\N{SOFT HYPHEN}", "")
+            for cell in line
+        )
+        + " |"
+        for line in lines
+    )
+
+
+def big(value: float | None) -> str:
+    """1,234,567 as 1.23M."""
+    if value is None:
+        return MISSING
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.0f}"
+
+
+def _cost(name: str) -> dict[str, Callable[[Line], Value]]:
+    return {name: lambda line: line.cost[name]}
+
+
+def _number(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"
+
+
+def _mean_sd(line: Line, digits: int) -> str:
+    spread = f" \N{PLUS-MINUS SIGN} {line.sd:.{digits}f}" if line.sd is not None else ""
+    return _number(line.mean, digits) + spread
+
+
+def _difference(line: Line, digits: int) -> str:
+    found = line.comparison
+    if found is None:
+        return MISSING
+    ends = [found.low, found.high] if found.covers_seeds and math.isfinite(found.low) else []
+    shown, *bounds = [
+        f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}") for value in (found.difference, *ends)
+    ]
+    return f"{shown} [{bounds[0]}, {bounds[1]}]" if bounds else shown
+
+
+def _end(line: Line, name: str) -> float | None:
+    found = line.comparison
+    return getattr(found, name) if found and found.covers_seeds else None
+
+
+def _verdict(line: Line) -> str:
+    found = line.comparison
+    if found is None:
+        return MISSING
+    return f"{found.word}\n{found.advice}" if found.advice else found.word
+
+
+def _speed(line: Line, name: str) -> str:
+    value, relative = line.cost[name], line.relative[name]
+    if value is None:
+        return MISSING
+    return big(value) + (f" ({relative:.2f}\N{MULTIPLICATION SIGN})" if relative else "")
+
+
+def _bytes(value: float | None) -> str:
+    return MISSING if value is None else f"{value / 2**20:,.0f} MiB"
+
+
+def _rates(line: Line) -> str:
+    rates = [
+        f"{train['lr']:g} (\N{MULTIPLICATION SIGN}{train['table_rate']:g})"
+        for run in line.row.runs
+        if (train := run.recipe.get("train")) and "lr" in train and "table_rate" in train
+    ]
+    return ", ".join(dict.fromkeys(rates)) or MISSING
+
+
+def _under(text: str) -> str:
+    return f"\n{text}" if text else ""
+
+
+def _remarks(line: Line) -> str:
+    return "; ".join(filter(None, [line.state, line.row.note or ""]))
