@@ -41,7 +41,7 @@ def flops_per_token(config: SynthesizerConfig) -> float:
 
     Counted on the plain path: the counter does not see into fused kernels.
     """
-    model = sketch(config)
+    model = sketch(config).requires_grad_(False)  # the counter hooks gradients, if there are any
     inputs = _longest(config)
     tokens = sum(tensor.shape[1] for tensor in inputs.values() if tensor.dim() == 2)
     counter = FlopCounterMode(display=False)
