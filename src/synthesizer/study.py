@@ -46,6 +46,7 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     for line in plan.words:
         say(line)
     with Crew(plan.out) as crew:
+        plan.write()
         return conduct(plan, crew, say, plain=plain)
 
 
@@ -169,9 +170,10 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     cut = report.get("cut_from_train")
     share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
     say(f"data: {report['origin']}; examples: {examples}{share}")
-    for key in ("bad_rows", "lengths"):
-        if report.get(key):
-            say(f"{key.replace('_', ' ')}: {report[key]}")
+    for key, words in (("bad_rows", "rows left out"), ("overlong", "longer than max_len")):
+        for split, counts in (report.get(key) or {}).items():
+            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
+            say(f"{words}: {causes} in {split}")
     step = found["seconds_per_step"]
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
     looks = math.ceil(train.steps / plan.shared.evaluate.every)
