@@ -175,15 +175,16 @@ def report(
 ) -> None:
     """Turn run directories into report.html, report.md and table.csv."""
     try:
-        from synthesizer.report import summarize_all, write_report
+        from synthesizer.report import summarize_all, write
     except ImportError as error:
         raise UserError(
             f"a report needs {error.name}, which is not installed; "
             "run pip install 'synthesizer-attention[train]'"
         ) from None
-    for summary in summarize_all(dirs):
+    summaries = summarize_all(dirs)
+    for summary in summaries:
         _say(f"{summary.question} {summary.answer}")
-    _say(str(write_report(dirs, out)))
+    _say(str(write(summaries, out or dirs[0])))
 
 
 def main(arguments: list[str] | None = None) -> int:
