@@ -306,6 +306,10 @@ def test_a_mixer_runs_in_half_precision(spec):
             '"relative"',
         ),
         (
+            lambda: build("lightconv")(tokens(1, 3, 12), cache=ValueCache()),
+            "'lightconv' looks ahead here, so that no cache can be continued; leave the cache out",
+        ),
+        (
             lambda: build_mixer("dynamicconv:kernel=0", SIZE),
             "dynamicconv:kernel=0; kernel must be at least 1",
         ),

@@ -74,8 +74,8 @@ def test_an_adjective_without_an_article_shows_the_case_itself():
 
 
 def test_a_dative_plural_ends_in_n_unless_it_ends_in_s():
-    plurals = {name: NOUNS[name].plural_form("dat") for name in ("Kind", "Frau", "Hotel", "Vogel")}
-    assert plurals == {"Kind": "Kindern", "Frau": "Frauen", "Hotel": "Hotels", "Vogel": "Vögeln"}
+    plurals = {name: NOUNS[name].plural_form("dat") for name in ("Haus", "Frau", "Hotel", "Vogel")}
+    assert plurals == {"Haus": "Häusern", "Frau": "Frauen", "Hotel": "Hotels", "Vogel": "Vögeln"}
 
 
 def test_numbers_say_the_unit_before_the_ten():
@@ -123,7 +123,7 @@ def finite_forms():
 def test_a_subordinate_clause_ends_in_its_finite_verb(rows):
     clause = re.compile(r"\b(?:weil|obwohl|dass) [^,.]* (\w+)(?:\.|, (?!d))")
     last = [word for row in rows for word in clause.findall(row["de"])]
-    assert len(last) > 500
+    assert len(last) > 200
     assert set(last) <= finite_forms()
 
 

@@ -6,6 +6,7 @@ import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
 from synthesizer.batch import IGNORED
+from synthesizer.corpora import CORPORA
 from synthesizer.errors import UserError
 from synthesizer.recipe import KINDS, load_recipe
 from synthesizer.tasks import TASKS, Outputs, build_task, prompt
@@ -78,6 +79,12 @@ def test_pairs_are_read_cut_and_reported(translation):
     assert sum(map(len, sources.values())) == 120
 
 
+def test_the_vocabulary_is_learned_from_both_sides(translation):
+    """Generators made in a loop once all read the last side."""
+    pieces = build_task(translation("text.vocab_size=500")).tokenizer.get_vocab()
+    assert {"mouse", "Maus"} <= {piece.replace("Ġ", "") for piece in pieces}
+
+
 def test_perfect_translations_score_100(translation):
     task = build_task(translation())
     scores = task.score("test", outputs(task, "test", references(task, "test")))
@@ -86,6 +93,15 @@ def test_perfect_translations_score_100(translation):
     assert scores.statistics["bleu"].shape == (6, 10)
     assert "nrefs:1" in scores.signatures["bleu"]
     assert scores.samples[0].keys() == {"source", "reference", "output"}
+
+
+def test_a_built_in_translation_prints_what_a_dictionary_reaches(monkeypatch):
+    rows = [{"en": source, "de": target} for source, target in pairs(120)]
+    splits = {"train": rows[:100], "validation": rows[100:110], "test": rows[110:]}
+    monkeypatch.setitem(CORPORA, "tiny", lambda: splits)
+    task = build_task(small("translation", "data.builtin=tiny"))
+    assert task.report["origin"] == "built-in tiny"
+    assert task.report["baseline"]["test"] == pytest.approx(100)  # this corpus is word by word
 
 
 @pytest.mark.parametrize("name", ["translation", "language_modeling", "pretrain"])

@@ -1,8 +1,10 @@
 """Recipes of a few parameters, and the data they read."""
 
+import os
 import random
 from pathlib import Path
 
+import synthesizer
 from synthesizer.recipe import Recipe, load_recipe
 
 SIZE = ("d_model=8", "num_heads=2", "num_layers=1", "max_len=12", "dropout=0.0")
@@ -21,6 +23,12 @@ WORDS = [
     "house",
     "tree",
 ]
+
+
+def environment() -> dict[str, str]:
+    """What a process of its own needs to run the code under test, on one thread."""
+    source = str(Path(synthesizer.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
 
 def write_text(path: Path, *, lines: int = 120, seed: int = 0) -> Path:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.errors import UserError
 from synthesizer.evaluation import until_end
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.recipe import Recipe
 from synthesizer.results import best_device, load_model
 from synthesizer.run import Run

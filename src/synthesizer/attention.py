@@ -12,13 +12,23 @@ Causality compares slots, tables compare positions: so a padded or cached sequen
 of the same sequence alone. Letters as in synthesis.py.
 """
 
-from typing import Protocol, overload
+from collections.abc import Callable
+from typing import Any, Protocol, Self, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synthesizer import fast
 from synthesizer.errors import UserError
+from synthesizer.places import (
+    check_mask,
+    check_positions,
+    check_tokens,
+    in_order,
+    locate,
+    too_long,
+)
 from synthesizer.synthesis import DotProduct, Size, build_synthesis
 
 
@@ -77,14 +87,19 @@ class SyntheticAttention(nn.Module):
         *,
         causal: bool = False,
         dropout: float = 0.0,
+        path: str = "auto",
     ) -> None:
         super().__init__()
+        if path not in fast.PATHS:
+            raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
         self.size = Size(d_model, num_heads, max_len)
         self.synthesis = build_synthesis(synthesis, self.size)
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
         self.causal = causal
         self.dropout = dropout
+        self.path = path
+        self.frozen: Tensor | None = None
 
     def forward(
         self,
@@ -95,14 +110,23 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        output, _ = self.attend(
+        keys, values = self._remember(x, cache)
+        self._check(x.shape[0], values.shape[-2], attention_mask, position_ids)
+        call = fast.Call(
             x,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
+            keys,
+            values,
+            causal=self.causal,
+            mask=None if attention_mask is None else attention_mask.bool(),
             bias=bias,
-            cache=cache,
+            dropout=self.dropout if self.training else 0.0,
+            in_order=in_order(attention_mask, position_ids, values.shape[-2]),
+            frozen=self.frozen,
         )
-        return output
+        y = fast.attend(self.synthesis, call, self.path)
+        if y is not None:
+            return self.output(y)
+        return self._attend(x, keys, values, attention_mask, position_ids, bias)[0]
 
     def attend(
         self,
@@ -114,10 +138,24 @@ class SyntheticAttention(nn.Module):
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        keys, values = self._remember(x, cache)
+        return self._attend(x, keys, values, attention_mask, position_ids, bias)
+
+    def _remember(self, x: Tensor, cache: Cache | None) -> tuple[Tensor | None, Tensor]:
+        """Keys, if any, and values of all tokens that x may look at."""
         check_tokens(x, self.size.d_model)
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
-        if cache is not None:
-            keys, values = cache.update(keys, values)
+        return (keys, values) if cache is None else cache.update(keys, values)
+
+    def _attend(
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         weights = self._weights(x, keys, values.shape[-2], attention_mask, position_ids, bias)
         shared = self.synthesis.looks_at == "nothing"
         dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared)
@@ -145,13 +183,38 @@ class SyntheticAttention(nn.Module):
         positions = locate(None, position_ids, num_keys, x.device)
         return self.synthesis(x, self.synthesis.keys(x), positions, positions)
 
+    def freeze(self, length: int | None = None) -> None:
+        """Hold the softmax of a table for inference, until train(), resize() or another checkpoint.
+
+        A causal one serves every length up to this one, any other this very length (by default
+        max_len). Where the tokens have a say there is nothing to hold. Writing into a table through
+        `.data` leaves what is held stale: freeze again.
+        """
+        if self.training:
+            raise UserError("freeze() is for inference and the attention is training; call eval()")
+        self.frozen = fast.freeze(self.synthesis, length or self.size.max_len, self.causal)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.frozen = None
+        return super().train(mode)
+
     def resize(self, max_len: int) -> None:
         """Grow or crop to another longest sequence, keeping what was learned."""
+        self.frozen = None
         self.size = Size(self.size.d_model, self.size.num_heads, max_len)
         self.synthesis.resize(max_len)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
+        return f"{self.size}, causal={self.causal}, dropout={self.dropout}, path={self.path}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.frozen = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        self.frozen = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _weights(
         self,
@@ -228,25 +291,6 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-def locate(
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    num_keys: int,
-    device: torch.device,
-) -> Tensor:
-    """Where every token looked at stands: as told, or by counting the real tokens before it.
-
-    A hidden token keeps its slot's number: nobody looks at it, and right padding moves nobody.
-    """
-    if position_ids is not None:
-        return position_ids
-    slots = torch.arange(num_keys, device=device)
-    if attention_mask is None or hides_only_the_end(attention_mask):
-        return slots
-    real = attention_mask.bool()
-    return torch.where(real, real.cumsum(-1) - 1, slots)
-
-
 def visible_keys(
     attention_mask: Tensor | None,
     causal: bool,
@@ -283,56 +327,6 @@ def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:
 def look(weights: Tensor, values: Tensor) -> Tensor:
     """Sum the values by their weights, heads side by side: (B, T, D)."""
     return torch.einsum("bhts,bhsk->bthk", weights.to(values.dtype), values).flatten(-2)
-
-
-def too_long(length: int, max_len: int) -> UserError:
-    """The error for a sequence that no table has positions for."""
-    return UserError(
-        f"a sequence of {length} tokens met a model built for max_len={max_len}; "
-        "truncate the data, raise max_len, or resize the model"
-    )
-
-
-def check_tokens(x: Tensor, d_model: int) -> None:
-    """Refuse what is no batch of sequences of this width."""
-    if x.dim() != 3 or x.shape[2] != d_model:
-        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
-    if x.shape[1] == 0:
-        raise UserError("x has no tokens; give each sequence at least one")
-
-
-def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
-    """Refuse a mask that does not say of each token whether it is real."""
-    if attention_mask.shape != (batch, num_keys):
-        raise UserError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; "
-            f"expected ({batch}, {num_keys}), True where a token is real, cached tokens included"
-        )
-
-
-def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: int) -> None:
-    """Refuse positions of the wrong shape, or (where values can be read) outside the tables."""
-    if position_ids.shape not in ((num_keys,), (1, num_keys), (batch, num_keys)):
-        raise UserError(
-            f"position_ids has shape {tuple(position_ids.shape)}; "
-            f"expected ({num_keys},) or ({batch}, {num_keys})"
-        )
-    if torch.compiler.is_compiling() or position_ids.is_meta or position_ids.numel() == 0:
-        return
-    low, high = int(position_ids.min()), int(position_ids.max())
-    if low < 0 or high >= max_len:
-        raise UserError(
-            f"position_ids run from {low} to {high} in a model built for max_len={max_len}; "
-            f"keep them between 0 and {max_len - 1}"
-        )
-
-
-def hides_only_the_end(attention_mask: Tensor) -> bool:
-    """Whether this is plain right padding, where it may be asked: then positions are shared."""
-    if torch.compiler.is_compiling() or attention_mask.is_meta:
-        return False
-    real = attention_mask.bool()
-    return bool((real[:, 1:] <= real[:, :-1]).all())
 
 
 @overload

@@ -12,7 +12,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from synthesizer.attention import check_mask, locate, too_long
 from synthesizer.baselines import BASELINES
 from synthesizer.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.config import SynthesizerConfig
@@ -20,6 +19,7 @@ from synthesizer.errors import UserError
 from synthesizer.layers import Context, RelativeBias, Stack, StackOutput
 from synthesizer.mixers import spec_of_mixer
 from synthesizer.outputs import Seq2SeqStatesOutput, StatesOutput
+from synthesizer.places import check_mask, locate, too_long
 from synthesizer.spec import NONE, expand_layers
 from synthesizer.synthesis import SYNTHESES, Mixture, Size
 from synthesizer.universal import Halting, UniversalStack, build_stack

@@ -14,16 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention import (
-    Cache,
-    check_mask,
-    check_positions,
-    check_tokens,
-    locate,
-    split_heads,
-    too_long,
-)
+from synthesizer.attention import Cache, split_heads
 from synthesizer.errors import UserError
+from synthesizer.places import check_mask, check_positions, check_tokens, locate, too_long
 from synthesizer.spec import require_positive
 from synthesizer.synthesis import Size, resized
 
@@ -34,10 +27,11 @@ class LightConv(nn.Module):
     paper = "Wu et al. 2019"
     parameter_count = "D^2 + H kernel"
     looks_at = "nothing"
+    name = "lightconv"
 
     def __init__(self, size: Size, *, kernel: int = 31) -> None:
         super().__init__()
-        require_positive("lightconv", kernel=kernel)
+        require_positive(self.name, kernel=kernel)
         self.kernel = kernel
         self.table = nn.Parameter(torch.empty(size.num_heads, kernel))  # (H, W)
         self.reset_parameters()
@@ -56,10 +50,11 @@ class DynamicConv(nn.Module):
     paper = "Wu et al. 2019"
     parameter_count = "D^2 + D H kernel"
     looks_at = "its own token"
+    name = "dynamicconv"
 
     def __init__(self, size: Size, *, kernel: int = 31) -> None:
         super().__init__()
-        require_positive("dynamicconv", kernel=kernel)
+        require_positive(self.name, kernel=kernel)
         self.kernel, self.num_heads = kernel, size.num_heads
         self.write = nn.Linear(size.d_model, size.num_heads * kernel, bias=False)
 
@@ -74,6 +69,7 @@ class Weightless(nn.Module):
     """A token mixer that has no attention weights between tokens to show."""
 
     name: str
+    causal: bool
 
     def attend(self, x: Tensor, **keywords: object) -> NoReturn:
         raise self._no_weights()
@@ -87,8 +83,13 @@ class Weightless(nn.Module):
             "leave output_attentions out, or choose a synthesizing function"
         )
 
-    def _check(self, x: Tensor, d_model: int, bias: Tensor | None) -> None:
+    def _check(self, x: Tensor, d_model: int, bias: Tensor | None, cache: Cache | None) -> None:
         check_tokens(x, d_model)
+        if cache is not None and not self.causal:
+            raise UserError(
+                f"{self.name!r} looks ahead here, so that no cache can be continued; "
+                "leave the cache out"
+            )
         if bias is not None:
             raise UserError(
                 f"{self.name!r} has no logits that a bias could be added to; "
@@ -122,7 +123,7 @@ class Linformer(Weightless):
                 "sequence, the future included; use it in an encoder, and another spec for a "
                 "decoder (decoder_synthesis)"
             )
-        self.size, self.dropout = size, dropout
+        self.size, self.causal, self.dropout = size, causal, dropout
         self.k, self.share_heads, self.share_kv = k, share_heads, share_kv
         groups = 1 if share_heads else size.num_heads
         self.query = nn.Linear(size.d_model, size.d_model, bias=False)
@@ -149,8 +150,7 @@ class Linformer(Weightless):
         cache: Cache | None = None,
     ) -> Tensor:
         """Project the length of keys and values, padding left out, then attend to what is left."""
-        self._check(x, self.size.d_model, bias)
-        assert cache is None  # only what is causal is cached
+        self._check(x, self.size.d_model, bias, cache)
         positions = self._locate(x, attention_mask, position_ids)
         kept = x if attention_mask is None else x * attention_mask[..., None].to(x.dtype)
         project_value = self.project_key if self.project_value is None else self.project_value

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention import Cache, check_mask, hides_only_the_end
+from synthesizer.attention import Cache
 from synthesizer.baselines import DynamicConv, LightConv, Weightless
+from synthesizer.places import check_mask, hides_only_the_end
 from synthesizer.synthesis import Size
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
@@ -33,7 +34,7 @@ class Convolution(Weightless):
     ) -> None:
         super().__init__()
         self.size, self.synthesis, self.causal, self.dropout = size, synthesis, causal, dropout
-        self.name = type(synthesis).__name__.lower()
+        self.name = synthesis.name
         self.before = synthesis.kernel - 1 if causal else (synthesis.kernel - 1) // 2
         self.after = synthesis.kernel - 1 - self.before
         self.value = nn.Linear(size.d_model, 2 * size.d_model, bias=False)
@@ -48,7 +49,7 @@ class Convolution(Weightless):
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        self._check(x, self.size.d_model, bias)
+        self._check(x, self.size.d_model, bias, cache)
         past = 0 if cache is None else cache.get_seq_length()
         if attention_mask is not None:
             check_mask(attention_mask, x.shape[0], past + x.shape[1])
@@ -73,7 +74,6 @@ class Convolution(Weightless):
         else:
             window = torch.cat([held, queue.x], dim=1)
         if cache is not None:
-            assert self.causal
             cache.slide(_last(window, queue, self.before), queue.x.shape[1])
         return window
 

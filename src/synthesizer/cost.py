@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.building import MODELS
 from synthesizer.config import SynthesizerConfig
-from synthesizer.models import SynthesizerPreTrainedModel
 
 PARTS = {
     "synthesis": "attention logits",

@@ -1,5 +1,6 @@
 """Encoded data kept between runs: one .npz file per content, safe to delete at any time."""
 
+import functools
 import hashlib
 import json
 import os
@@ -18,8 +19,8 @@ from synthesizer.errors import UserError
 
 Array = NDArray[Any]
 
-_FORMAT = "1"
 _META = "meta.json"
+_DATA_SIDE = ("batch", "columns", "sources", "text")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,17 @@ def cache_folder() -> Path:
 
 
 def cache_key(*parts: str) -> str:
-    """A name that changes with anything that makes the content."""
-    return hashlib.sha256("\0".join([_FORMAT, *parts]).encode()).hexdigest()[:32]
+    """A name that changes with anything that makes the content, the code included."""
+    return hashlib.sha256("\0".join([_code(), *parts]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _code() -> str:
+    """What changes when the data side is written differently."""
+    package = Path(__file__).parent
+    files = [*sorted(package.glob("*.py")), *sorted(package.glob("tasks/*.py"))]
+    made_by = [file for file in files if file.parent != package or file.stem in _DATA_SIDE]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in made_by)).hexdigest()
 
 
 def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:

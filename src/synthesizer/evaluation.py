@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import IGNORED, Batch
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.recipe import Evaluate
 from synthesizer.tasks.task import Outputs, Scores, Task
 

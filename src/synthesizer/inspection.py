@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import IGNORED
 from synthesizer.evaluation import evaluating
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.synthesis import Mixture
 
 Array = NDArray[Any]

@@ -99,10 +99,12 @@ def _pools(groups: Array, cap: int | None) -> tuple[Array, Array]:
 def _cut(lengths: Array, batch_tokens: int) -> list[int]:
     """Where batches begin, the first aside, so that none costs more than the budget."""
     cuts: list[int] = []
-    begin, longest = 0, [0] * lengths.shape[1]
-    for place, sides in enumerate(lengths.tolist()):
-        longest = [max(pair) for pair in zip(longest, sides, strict=True)]
-        if place > begin and (place - begin + 1) * sum(longest) > batch_tokens:
-            cuts.append(place)
-            begin, longest = place, sides
-    return cuts
+    begin = 0
+    while True:
+        most = max(1, batch_tokens // max(1, int(lengths[begin].sum())))
+        longest = np.maximum.accumulate(lengths[begin : begin + most + 1]).sum(axis=1)
+        costs = longest * np.arange(1, len(longest) + 1)
+        begin += max(1, int(np.searchsorted(costs, batch_tokens, side="right")))
+        if begin >= len(lengths):
+            return cuts
+        cuts.append(begin)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.building import MODELS, build_model, load_weights
 from synthesizer.checkpoint import (
     WEIGHTS,
@@ -27,7 +28,6 @@ from synthesizer.cost import (
 from synthesizer.errors import UserError
 from synthesizer.evaluation import Evaluation, evaluate, first_examples
 from synthesizer.inspection import inspect, mean_sharpness
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.progress import Progress
 from synthesizer.recipe import Recipe, Train, dump
 from synthesizer.run import Run, provenance

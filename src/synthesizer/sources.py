@@ -312,7 +312,10 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
 
 
 def _hub_version(split: Any) -> str:  # noqa: ANN401  a Dataset or an IterableDataset
-    return f"{split.info.version} {split.info.splits} {split.info.download_checksums}"
+    import datasets
+
+    files = split.cache_files if isinstance(split, datasets.Dataset) else ()
+    return f"{split.info.version} {split.info.splits} {[file['filename'] for file in files]}"
 
 
 def _digest(paths: Iterable[Path], *words: str) -> str:

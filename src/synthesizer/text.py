@@ -125,7 +125,7 @@ def encode_documents(
 
 def _backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """The tokenizer beneath, several times as fast on many texts, set up as its wrapper would."""
-    backend = tokenizer.backend_tokenizer
+    backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens

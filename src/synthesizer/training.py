@@ -23,7 +23,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
+from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
 from synthesizer.checkpoint import (
@@ -40,7 +42,6 @@ from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
-from synthesizer.models import SynthesizerPreTrainedModel
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Progress, Quiet
 from synthesizer.recipe import Recipe
@@ -174,6 +175,7 @@ class Loop:
             loss += part.detach()
         norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
         self.step_loss, stop = self._sum(float(loss), float(asked))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.step_norm, self.step_tokens = float(norm), int(tokens)
         if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
             raise self._diverged()

@@ -95,7 +95,8 @@ class _Sentence:
         else:
             one = self._clause(None, meant)
             two = self._clause(cue, None, one)
-        shape = self.rng.choice((self._joined, self._opposed, self._reported, self._preposed))
+        shapes = (self._joined, self._opposed, self._preposed, self._reported)
+        shape = self.rng.choices(shapes, (3, 3, 3, 1))[0]
         en, de = shape(one, two)
         return {"en": _written(re.sub(r"\ba (?=[aeiou])", "an ", en)), "de": _written(de)}
 
@@ -106,37 +107,31 @@ class _Sentence:
         sense = self.rng.choice(self.rng.choice(nouns.AMBIGUOUS))
         return self.rng.choice(sense.cues), sense.noun
 
-    def _conjunction(self, clause: _Clause) -> tuple[str, str]:
-        """A conjunction; `when` is als in the past and wenn otherwise."""
+    def _because(self, clause: _Clause) -> tuple[str, str]:
+        """The clause after a conjunction; `when` is als in the past and wenn otherwise."""
+        en, de = self.rng.choice(verbs.CONJUNCTIONS)
         if self.rng.random() < 0.2:
-            return "when", "als" if clause.predicate.is_past else "wenn"
-        return self.rng.choice(verbs.CONJUNCTIONS)
+            en, de = "when", "als" if clause.predicate.is_past else "wenn"
+        return f"{en} {clause.english()}", f"{de} {clause.subordinate()}"
 
     def _joined(self, one: _Clause, two: _Clause) -> tuple[str, str]:
-        en, de = self._conjunction(two)
-        return (
-            f"{one.english()} {en} {two.english()}",
-            f"{one.main()} , {de} {two.subordinate()}",
-        )
+        en, de = self._because(two)
+        return f"{one.english()} {en}", f"{one.main()} , {de}"
 
     def _opposed(self, one: _Clause, two: _Clause) -> tuple[str, str]:
         return f"{one.english()} , but {two.english()}", f"{one.main()} , aber {two.main()}"
 
     def _preposed(self, one: _Clause, two: _Clause) -> tuple[str, str]:
-        en, de = self._conjunction(one)
-        return (
-            f"{en} {one.english()} , {two.english()}",
-            f"{de} {one.subordinate()} , {two.inverted()}",
-        )
+        en, de = self._because(one)
+        return f"{en} , {two.english()}", f"{de} , {two.inverted()}"
 
     def _reported(self, one: _Clause, two: _Clause) -> tuple[str, str]:
         speaker = self.phrases.person("nom", 0)
         says = conjugate(self.rng, self.rng.choice(verbs.SAYING), plural=speaker.is_plural)
-        en, de = self._joined(one, two)
-        de = de.replace(one.main(), one.subordinate(), 1)
+        en, de = self._because(two)
         return (
-            f"{speaker.en} {says.en} that {en}",
-            f"{speaker.de} {says.finite} {says.closing} , dass {de}",
+            f"{speaker.en} {says.en} that {one.english()} {en}",
+            f"{speaker.de} {says.finite} {says.closing} , dass {one.subordinate()} , {de}",
         )
 
     def _clause(
@@ -189,10 +184,11 @@ class _Sentence:
             every = verbs.OF_ANYTHING + verbs.OF_A_THING
             one_word = [verb for verb in every if " " not in verb.english[0]]
             return _frame(self.rng.choice(one_word), antecedent.again("acc"))
-        frames = [self._meeting, self._helping, self._giving]
-        if not cue:
-            frames += [self._handling, self._trading, self._putting, self._staying, self._going]
-        return self.rng.choice(frames)(cue)
+        if cue or self.rng.random() < 0.4:
+            return self.rng.choice((self._meeting, self._helping, self._giving))(cue)
+        return self.rng.choice(
+            (self._handling, self._trading, self._placing, self._staying, self._going)
+        )()
 
     def _meeting(self, cue: Noun | None) -> _Frame:
         verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_PERSON)
@@ -205,18 +201,18 @@ class _Sentence:
         receiver, gift = self.phrases.person("dat", 0, cue), self.phrases.thing("acc")
         return _frame(self.rng.choice(verbs.GIVING), receiver, gift)
 
-    def _handling(self, _: Noun | None) -> _Frame:
+    def _handling(self) -> _Frame:
         if self.rng.random() < 0.3:
             return _frame(self.rng.choice(verbs.OF_ANYTHING), self.phrases.animal("acc"))
         verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING)
         return _frame(verb, self.phrases.thing("acc"))
 
-    def _trading(self, _: Noun | None) -> _Frame:
+    def _trading(self) -> _Frame:
         return _Frame(self.rng.choice(verbs.OF_A_THING[:2]), [self.phrases.stuff("acc")], [])
 
-    def _putting(self, _: Noun | None) -> _Frame:
-        """To put is legen or stellen after what is put, and where to is in the accusative."""
-        things, put = self.rng.choice(
+    def _placing(self) -> _Frame:
+        """To place is legen or stellen after what is placed; where to is in the accusative."""
+        things, place = self.rng.choice(
             (
                 (self.phrases.lying, verbs.PUTTING_DOWN),
                 (self.phrases.standing, verbs.PUTTING_UP),
@@ -224,13 +220,13 @@ class _Sentence:
             )
         )
         thing = self.phrases.thing("acc", 0, self.rng.choice(things))
-        frame = _frame(self.rng.choice(put), thing)
+        frame = _frame(self.rng.choice(place), thing)
         return _Frame(frame.verb, [*frame.rest, self.phrases.where("acc")], frame.arguments)
 
-    def _staying(self, _: Noun | None) -> _Frame:
+    def _staying(self) -> _Frame:
         return _Frame(self.rng.choice(verbs.STAYING), [self.phrases.where("dat")], [])
 
-    def _going(self, _: Noun | None) -> _Frame:
+    def _going(self) -> _Frame:
         where = self.phrases.where("acc", onward=True)
         return _Frame(self.rng.choice(verbs.GOING), [where], [])
 

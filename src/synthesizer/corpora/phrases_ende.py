@@ -17,7 +17,7 @@ from synthesizer.corpora.german import (
 )
 from synthesizer.corpora.verbs_ende import Verb
 
-_PERSON_PRONOUN = {"m": "he", "f": "she", "n": "it", "p": "they"}
+_PERSON_PRONOUN = {"m": "he", "f": "she", "p": "they"}
 _OBJECT_PRONOUN = {"he": "him", "she": "her", "it": "it", "they": "them"}
 _AUXILIARY = {"haben": ("hat", "haben"), "sein": ("ist", "sind")}
 _ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -67,13 +67,13 @@ def conjugate(rng: Random, verb: Verb, *, plural: bool) -> Predicate:
         auxiliary = _AUXILIARY[verb.auxiliary][plural]
         return Predicate(past, auxiliary, participle, f"{participle} {auxiliary}", is_past=True)
     if tense == "modal":
-        *english, one, many = rng.choice(verbs.MODALS)
-        modal = many if plural else one
-        spoken = f"{english[plural]} {base}"
-        return Predicate(spoken, modal, infinitive, f"{infinitive} {modal}", is_past=False)
-    finite = infinitive.removeprefix(verb.prefix) if plural else finite
-    english = base if plural else third
-    return Predicate(english, finite, verb.prefix, verb.prefix + finite, is_past=False)
+        modal = rng.choice(verbs.MODALS)
+        english, german = modal[plural], modal[2 + plural]
+        final = f"{infinitive} {german}"
+        return Predicate(f"{english} {base}", german, infinitive, final, is_past=False)
+    if plural:
+        third, finite = base, infinitive.removeprefix(verb.prefix)
+    return Predicate(third, finite, verb.prefix, verb.prefix + finite, is_past=False)
 
 
 def _english_number(number: int) -> str:
@@ -88,7 +88,7 @@ class Phrases:
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        self.people = rng.sample(nouns.PERSONS, 2)
+        self.people = rng.sample(nouns.PERSONS, 3)
         self.animals = rng.sample(nouns.ANIMALS, 1)
         self.lying = rng.sample(nouns.LYING, 1)
         self.standing = rng.sample(nouns.STANDING, 1)
@@ -104,7 +104,8 @@ class Phrases:
         """Someone, perhaps with a relative clause (depth 1) or two people (a plural)."""
         noun = noun or self.rng.choice(self.people)
         if depth and self.chance(0.1):
-            one, two = self.person(case, 0, noun), self.person(case, 0)
+            one = self.person(case, 0, noun)
+            two = self.person(case, 0, self._someone_else(noun))
             return Phrase(f"{one.en} and {two.en}", f"{one.de} und {two.de}", "p", "they")
         return self._noun_phrase(noun, case, "person", depth)
 
@@ -142,7 +143,7 @@ class Phrases:
         en, de, after = self._determiner(case, gender)
         owner = None
         if self.chance(0.3 if depth else 0.1):
-            owner = self._owner()
+            owner = self._owner(noun)
             en, de, after = f"{owner.en}'s", determiner("the", case, gender), "the"
         named = self._named(noun, case, gender, kind, after)
         de = f"{de} {named[1]} {owner.de}" if owner else f"{de} {named[1]}"
@@ -162,7 +163,7 @@ class Phrases:
 
     def _determiner(self, case: str, gender: str) -> tuple[str, str, str]:
         """English and German, and what the adjective's ending goes by: numbers do not count."""
-        if gender == "p" and self.chance(0.3):
+        if gender == "p" and self.chance(0.15):
             number = self.rng.choice((*range(2, 10), *range(20, 100)))
             return _english_number(number), number_word(number), ""
         if gender == "p":
@@ -171,12 +172,16 @@ class Phrases:
             english = self.rng.choices(("the", "a", "this", "every", "my"), (8, 3, 1, 1, 1))[0]
         return english, determiner(english, case, gender), english
 
-    def _owner(self) -> Phrase:
-        noun = self.rng.choice(self.people)
+    def _someone_else(self, noun: Noun) -> Noun:
+        return self.rng.choice([other for other in self.people if other != noun])
+
+    def _owner(self, owned: Noun) -> Phrase:
+        """A genitive, which may have an owner in turn: English names them in the opposite order."""
+        noun = self._someone_else(owned)
         english, german = self._named(noun, "gen", noun.gender, "person", "the")
         german = f"{determiner('the', 'gen', noun.gender)} {german}"
-        if self.chance(0.3):
-            above = self._owner()
+        if self.chance(0.15):
+            above = self._owner(noun)
             return Phrase(f"{above.en}'s {english}", f"{german} {above.de}", noun.gender, "it")
         return Phrase(f"the {english}", german, noun.gender, "it")
 
@@ -202,43 +207,44 @@ class Phrases:
         return self.where("dat")
 
     def _relative_clause(self, head: Phrase, *, is_person: bool) -> tuple[str, str]:
-        kind = self.rng.choice(
-            ("subject", "object", "owner") if is_person else ("subject", "object")
-        )
-        if kind == "owner":
-            return self._whose(head)
-        if kind == "subject":
-            return self._who(head, "who" if is_person else "that")
-        verb, case = self.rng.choice(verbs.OF_ANYTHING), "acc"
-        if is_person and self.chance(0.4):
-            verb, case = self.rng.choice(verbs.WITH_DATIVE), "dat"
+        """A clause whose pronoun has the gender of its head and the case of its own verb."""
+        if is_person:
+            return self.rng.choice((self._who, self._whom, self._whose))(head)
+        return self.rng.choice((self._that_is, self._that))(head)
+
+    def _who(self, head: Phrase) -> tuple[str, str]:
+        if self.chance(0.5):
+            verb, other = self.rng.choice(verbs.OF_A_THING), self.thing("acc", 0)
+        else:
+            verb, other = self.rng.choice(verbs.WITH_DATIVE), self.person("dat", 0)
+        does = conjugate(self.rng, verb, plural=head.is_plural)
+        relative = RELATIVE["nom", head.gender]
+        return f"who {does.en} {other.en}", f"{relative} {other.de} {does.final}"
+
+    def _whom(self, head: Phrase) -> tuple[str, str]:
+        if self.chance(0.5):
+            return self._seen(head, "whom", self.rng.choice(verbs.WITH_DATIVE), "dat")
+        return self._seen(head, "whom", self.rng.choice(verbs.OF_A_PERSON), "acc")
+
+    def _that(self, head: Phrase) -> tuple[str, str]:
+        return self._seen(head, "that", self.rng.choice(verbs.OF_ANYTHING), "acc")
+
+    def _seen(self, head: Phrase, english: str, verb: Verb, case: str) -> tuple[str, str]:
+        """The head is the object of its clause."""
         someone = self.person("nom", 0)
         does = conjugate(self.rng, verb, plural=someone.is_plural)
-        whom = "whom" if is_person else "that"
         relative = RELATIVE[case, head.gender]
-        return f"{whom} {someone.en} {does.en}", f"{relative} {someone.de} {does.final}"
+        return f"{english} {someone.en} {does.en}", f"{relative} {someone.de} {does.final}"
 
-    def _who(self, head: Phrase, who: str) -> tuple[str, str]:
-        relative = RELATIVE["nom", head.gender]
-        if who == "that":
-            en, de = self.where("dat")
-            verb = "are" if head.is_plural else "is"
-            return f"that {verb} {en}", f"{relative} {de} {'sind' if head.is_plural else 'ist'}"
-        if self.chance(0.5):
-            verb, case = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING), "acc"
-            other = self.thing(case, 0)
-        else:
-            verb, case = self.rng.choice(verbs.WITH_DATIVE), "dat"
-            other = self.person(case, 0)
-        does = conjugate(self.rng, verb, plural=head.is_plural)
-        return f"who {does.en} {other.en}", f"{relative} {other.de} {does.final}"
+    def _that_is(self, head: Phrase) -> tuple[str, str]:
+        english, german = ("are", "sind") if head.is_plural else ("is", "ist")
+        en, de = self.where("dat")
+        return f"that {english} {en}", f"{RELATIVE['nom', head.gender]} {de} {german}"
 
     def _whose(self, head: Phrase) -> tuple[str, str]:
         noun = self.rng.choice(self.animals)
         english, german = self._named(noun, "nom", noun.gender, "animal", "")
         does = conjugate(self.rng, self.rng.choice(verbs.STAYING), plural=False)
         en, de = self.where("dat")
-        return (
-            f"whose {english} {does.en} {en}",
-            f"{WHOSE[head.gender]} {german} {de} {does.final}",
-        )
+        relative = WHOSE[head.gender]
+        return f"whose {english} {does.en} {en}", f"{relative} {german} {de} {does.final}"

@@ -23,8 +23,7 @@ def _verbs(lines: str) -> list[Verb]:
 
 def _verb(line: str) -> Verb:
     english, german = (side.split() for side in line.split(":"))
-    particle = "".join(f" {word.replace('_', ' ')}" for word in english[3:])
-    third, base, past = (word + particle for word in english[:3])
+    third, base, past = (" ".join([word, *english[3:]]) for word in english[:3])
     prefix, _, finite = german[0].rpartition("|")
     participle = german[2].removesuffix("*")
     auxiliary = "sein" if german[2].endswith("*") else "haben"
@@ -37,9 +36,6 @@ OF_ANYTHING = _verbs("""
     draws draw drew : zeichnet zeichnen gezeichnet
     loves love loved : liebt lieben geliebt
     needs need needed : braucht brauchen gebraucht
-    describes describe described : beschreibt beschreiben beschrieben
-    admires admire admired : bewundert bewundern bewundert
-    protects protect protected : beschützt beschützen beschützt
     forgets forget forgot : vergisst vergessen vergessen
     knows know knew : kennt kennen gekannt
     looks look looked for : sucht suchen gesucht
@@ -52,11 +48,9 @@ OF_A_PERSON = _verbs("""
     greets greet greeted : begrüßt begrüßen begrüßt
     visits visit visited : besucht besuchen besucht
     asks ask asked : fragt fragen gefragt
-    warns warn warned : warnt warnen gewarnt
     invites invite invited : ein|lädt einladen eingeladen
     calls call called : an|ruft anrufen angerufen
     laughs laugh laughed at : aus|lacht auslachen ausgelacht
-    shouts shout shouted at : an|schreit anschreien angeschrien
 """)
 OF_A_THING = _verbs("""
     buys buy bought : kauft kaufen gekauft
@@ -64,12 +58,10 @@ OF_A_THING = _verbs("""
     repairs repair repaired : repariert reparieren repariert
     steals steal stole : stiehlt stehlen gestohlen
     cleans clean cleaned : putzt putzen geputzt
-    loses lose lost : verliert verlieren verloren
     hides hide hid : versteckt verstecken versteckt
     picks pick picked up : auf|hebt aufheben aufgehoben
     throws throw threw away : weg|wirft wegwerfen weggeworfen
     tries try tried out : aus|probiert ausprobieren ausprobiert
-    borrows borrow borrowed : aus|leiht ausleihen ausgeliehen
 """)
 WITH_DATIVE = _verbs("""
     helps help helped : hilft helfen geholfen
@@ -77,24 +69,19 @@ WITH_DATIVE = _verbs("""
     follows follow followed : folgt folgen gefolgt*
     trusts trust trusted : vertraut vertrauen vertraut
     answers answer answered : antwortet antworten geantwortet
-    threatens threaten threatened : droht drohen gedroht
-    forgives forgive forgave : verzeiht verzeihen verziehen
     listens listen listened to : zu|hört zuhören zugehört
-    agrees agree agreed with : zu|stimmt zustimmen zugestimmt
 """)
 GIVING = _verbs("""
     gives give gave : gibt geben gegeben
     shows show showed : zeigt zeigen gezeigt
     sends send sent : schickt schicken geschickt
-    lends lend lent : leiht leihen geliehen
     promises promise promised : verspricht versprechen versprochen
 """)
-PUTTING_DOWN = _verbs("puts put put : legt legen gelegt")
-PUTTING_UP = _verbs("puts put put : stellt stellen gestellt")
+PUTTING_DOWN = _verbs("places place placed : legt legen gelegt")
+PUTTING_UP = _verbs("places place placed : stellt stellen gestellt")
 MOVING_THINGS = _verbs("""
     throws throw threw : wirft werfen geworfen
     pushes push pushed : schiebt schieben geschoben
-    pulls pull pulled : zieht ziehen gezogen
 """)
 STAYING = _verbs("""
     sleeps sleep slept : schläft schlafen geschlafen
@@ -102,19 +89,15 @@ STAYING = _verbs("""
     works work worked : arbeitet arbeiten gearbeitet
     sings sing sang : singt singen gesungen
     dances dance danced : tanzt tanzen getanzt
-    dreams dream dreamed : träumt träumen geträumt
-    cries cry cried : weint weinen geweint
 """)
 GOING = _verbs("""
     goes go went : geht gehen gegangen*
     runs run ran : läuft laufen gelaufen*
     jumps jump jumped : springt springen gesprungen*
-    flees flee fled : flieht fliehen geflohen*
 """)
 SAYING = _verbs("""
     says say said : sagt sagen gesagt
     thinks think thought : denkt denken gedacht
-    believes believe believed : glaubt glauben geglaubt
     knows know knew : weiß wissen gewusst
     hopes hope hoped : hofft hoffen gehofft
     forgets forget forgot : vergisst vergessen vergessen

@@ -15,7 +15,7 @@ from synthesizer.metrics import score, train_vectors
 from synthesizer.order import Order, in_order, share
 from synthesizer.recipe import Recipe
 from synthesizer.sources import SPLITS, Row, Source
-from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare
+from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare, side_of
 from synthesizer.tasks.task import Outputs, Scores
 from synthesizer.text import train_tokenizer
 
@@ -41,6 +41,7 @@ class Form:
     read: Callable[[Row, Columns], list[Fields]]
     judge: Callable[[list[str], list[str], Vectors], Judgement]  # outputs, references, vectors
     main_metric: str
+    baseline: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
     keep_end: bool = False  # of a source that is too long
     needs_vectors: bool = False
 
@@ -109,7 +110,7 @@ class Pairs:
         examples = Examples(recipe.data, source, self._form.roles(source), read)
         tokenizer = given or train_tokenizer(
             recipe.text,
-            [(fields[side] for fields in examples.split("train")) for side in range(2)],
+            [side_of(examples.split("train"), side) for side in range(2)],
         )
         limits = pair_limits(recipe, keep_end=self._form.keep_end)
         fitter = Fitter(tokenizer, limits, recipe.data, closed=True)
@@ -126,7 +127,20 @@ class Pairs:
                 vectors = train_vectors([fields[1] for fields in kept])
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
         report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
+        if self._form.baseline:
+            report["baseline"] = self._judge_baseline(examples, self._form.baseline)
         return tokenizer, Entry(arrays, {**meta, "report": report})
+
+    def _judge_baseline(
+        self, examples: Examples, baseline: Callable[[list[Fields], list[str]], list[str]]
+    ) -> dict[str, float]:
+        """The main metric of a method that needs no training."""
+        train, metric, found = [*examples.split("train")], self.main_metric, {}
+        for split in ("validation", "test"):
+            sources, references = (list(side) for side in zip(*examples.split(split), strict=True))
+            rows = self._form.judge(baseline(train, sources), references, {}).statistics[metric]
+            found[split] = score(metric, rows)
+        return found
 
 
 def pair_limits(recipe: Recipe, *, keep_end: bool = False) -> list[Limit]:

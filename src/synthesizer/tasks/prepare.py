@@ -215,6 +215,11 @@ def load_text(text: str) -> PreTrainedTokenizerFast:
     return wrap(Tokenizer.from_str(text))
 
 
+def side_of(examples: Iterable[Fields], side: int) -> Iterator[str]:
+    """One field of each example."""
+    return (fields[side] for fields in examples)
+
+
 def chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of `size` items, the last maybe shorter."""
     iterator = iter(items)

@@ -37,7 +37,7 @@ from synthesizer.tasks.pairs import (
     share_pairs,
     store_ragged,
 )
-from synthesizer.tasks.prepare import Fields, Fitter, prepare
+from synthesizer.tasks.prepare import Fields, Fitter, prepare, side_of
 from synthesizer.tasks.task import Outputs, Scores
 from synthesizer.text import NUM_SENTINELS, Template, train_tokenizer
 
@@ -132,7 +132,7 @@ class TextToText:
         train, groups = self._read_train(report)
         tokenizer = given or train_tokenizer(
             recipe.text,
-            [(fields[side] for fields in train) for side in range(2)],
+            [side_of(train, side) for side in range(2)],
             Template(sentinels=NUM_SENTINELS),
         )
         fitter = Fitter(tokenizer, pair_limits(recipe), recipe.data, closed=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from synthesizer.columns import text_of
+from synthesizer.corpora.dictionary import dictionary_baseline
 from synthesizer.metrics import bleu_signature, bleu_statistics, chrf_signature, chrf_statistics
 from synthesizer.recipe import Recipe
 from synthesizer.sources import Row
@@ -13,7 +14,11 @@ from synthesizer.tasks.prepare import Columns, Fields
 def translation(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """One text in one language to one in another."""
     form = Form(
-        roles=lambda source: ("source", "target"), read=read_pair, judge=_judge, main_metric="bleu"
+        roles=lambda source: ("source", "target"),
+        read=read_pair,
+        judge=_judge,
+        main_metric="bleu",
+        baseline=_by_dictionary if recipe.data.builtin else None,
     )
     return Pairs(recipe, tokenizer_dir, form)
 
@@ -21,6 +26,12 @@ def translation(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pair
 def read_pair(row: Row, columns: Columns) -> list[Fields]:
     """The one example of a row that has a source and a target."""
     return [(text_of(row, columns["source"]), text_of(row, columns["target"]))]
+
+
+def _by_dictionary(train: list[Fields], sources: list[str]) -> list[str]:
+    """Word by word, which shows what order and agreement are worth."""
+    rows = ({"en": source, "de": target} for source, target in train)
+    return dictionary_baseline(rows, sources)
 
 
 def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:

@@ -1,0 +1,193 @@
+"""The same attention by the cheapest exact path: what attention.py defines, sooner.
+
+`choose` says which path a call takes and why; `attend` takes it, or returns None where only the
+plain path is exact. Letters as in terms.py.
+
+    frozen   the same, its softmax taken beforehand
+    table    the logits have no batch in them: one softmax for all examples, one product per head
+    fused    a bilinear term alone: PyTorch's fused kernel
+    blocks   any other sum of terms, block by block, made again for backward
+    plain    attention.py itself
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from synthesizer.fast.blocks import Parts, View, block_attention
+from synthesizer.fast.padding import last_real, sees_something
+from synthesizer.fast.table import (
+    TableLogits,
+    attend_by_masked_table,
+    attend_by_table,
+    corner,
+    frozen_attention,
+    probabilities,
+)
+from synthesizer.fast.terms import Terms, is_known, num_outer, terms_of
+from synthesizer.synthesis import DotProduct, Synthesis
+
+PATHS = ("auto", "fast", "plain")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an attention, its tokens in their slots: T queries are the last of S keys."""
+
+    x: Tensor  # (B, T, D)
+    keys: Tensor | None  # (B, H, S, W)
+    values: Tensor  # (B, H, S, K)
+    causal: bool
+    mask: Tensor | None  # (B, S), True where a token is real
+    bias: Tensor | None  # (1 or B, H, T, S)
+    dropout: float
+    in_order: bool  # whether every token stands at the position of its slot
+    frozen: Tensor | None = None  # (H, N, N), the probabilities that freeze() held
+
+    @property
+    def num_queries(self) -> int:
+        """T."""
+        return self.x.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        """S."""
+        return self.values.shape[2]
+
+
+class Choice(NamedTuple):
+    """A path, and why."""
+
+    path: str
+    reason: str
+
+
+def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
+    """Which path computes this call; all give the same result."""
+    if path == "plain":
+        return Choice("plain", "asked for")
+    if not is_known(synthesis) or num_outer(synthesis) > 1:
+        return Choice("plain", "no sum of the known terms")
+    if call.x.shape[0] == 0 or call.x.is_meta:
+        return Choice("plain", "nothing to compute")
+    if not call.in_order:
+        return Choice("plain", "each example has positions of its own")
+    if call.bias is not None and call.bias.shape[0] > 1:
+        return Choice("plain", "each example has a bias of its own")
+    return _choose_by_kind(synthesis, call, path)
+
+
+def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
+    alone = call.bias is None and isinstance(synthesis, DotProduct)
+    if alone and call.dropout == 0.0 and call.mask is None:
+        return Choice("fused", "one bilinear term")
+    if torch.compiler.is_compiling():
+        return Choice("plain", "compiling: its blocks are Python loops")
+    if _is_held(call):
+        return Choice("frozen", "freeze() holds its probabilities")
+    if synthesis.looks_at == "nothing":
+        return Choice("table", "no token has a say")
+    if call.dropout > 0.0:
+        return Choice("plain", "dropout draws for every pair of every example")
+    return Choice("blocks", "terms of the tokens")
+
+
+def _is_held(call: Call) -> bool:
+    """Whether what freeze() held answers this call, and no gradient is lost by it."""
+    if call.frozen is None or torch.is_grad_enabled() or call.mask is not None:
+        return False
+    length = call.frozen.shape[-1]
+    return call.bias is None and (call.causal or call.num_keys == length)
+
+
+def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
+    """The heads' outputs side by side, (B, T, D); None where the plain path has to be taken."""
+    chosen = choose(synthesis, call, path).path
+    if chosen == "plain":
+        return None
+    if chosen == "frozen":
+        assert call.frozen is not None
+        return frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
+    terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
+    if chosen == "fused":
+        return _fused(terms, call)
+    with torch.autocast(call.values.device.type, enabled=False):
+        return _by_table(terms, call) if chosen == "table" else _by_blocks(terms, call)
+
+
+def _fused(terms: Terms, call: Call) -> Tensor:
+    assert terms.bilinear is not None
+    mask = None
+    if call.causal and 1 < call.num_queries < call.num_keys:
+        ones = torch.ones(call.num_queries, call.num_keys, dtype=torch.bool, device=call.x.device)
+        mask = ones.tril(call.num_keys - call.num_queries)
+    output = F.scaled_dot_product_attention(
+        *terms.bilinear,
+        call.values,
+        attn_mask=mask,
+        is_causal=call.causal and call.num_queries == call.num_keys > 1,
+        scale=1.0,
+    )
+    return output.transpose(1, 2).flatten(-2)
+
+
+def _by_table(terms: Terms, call: Call) -> Tensor | None:
+    logits = TableLogits(_whole_table(terms, call), *(terms.rank or (None, None)))
+    if call.mask is None:
+        return attend_by_table(call.values, logits, call.causal, call.dropout)
+    return attend_by_masked_table(call.values, logits, call.causal, call.dropout, call.mask)
+
+
+def _by_blocks(terms: Terms, call: Call) -> Tensor:
+    dtype = call.values.dtype
+    table = _whole_table(terms, call)
+    if terms.rank is not None:
+        product = terms.rank.left @ terms.rank.right.mT
+        table = product if table is None else table + product
+    queries, keys = terms.bilinear or (None, None)
+    tiled, repeated = terms.outer or (None, None)
+    by_head = [
+        None if part is None else part.to(dtype).transpose(0, 1).contiguous()
+        for part in (call.values, queries, keys, tiled, repeated)
+    ]
+    parts = Parts(
+        values=by_head[0],
+        queries=by_head[1],
+        keys=by_head[2],
+        table=None if table is None else table.to(dtype),
+        offsets=None if terms.offsets is None else terms.offsets.to(dtype),
+        tiled=by_head[3],
+        repeated=by_head[4],
+    )
+    view = View(call.causal, call.mask, None if call.mask is None else last_real(call.mask))
+    output = block_attention(parts, view, call.num_queries).permute(1, 2, 0, 3)
+    if call.mask is not None:
+        sees = sees_something(call.mask, call.causal, call.num_queries)
+        output = output.masked_fill(~sees[..., None, None], 0.0)
+    return output.flatten(-2)
+
+
+def _whole_table(terms: Terms, call: Call) -> Tensor | None:
+    """The table that T queries read, with the bias added: (H, T, S)."""
+    table = None
+    if terms.table is not None:
+        table = corner(terms.table, call.num_queries, call.num_keys)
+    if call.bias is None:
+        return table
+    bias = call.bias[0].expand(call.values.shape[1], call.num_queries, call.num_keys)
+    return bias if table is None else table + bias
+
+
+def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:
+    """The probabilities (H, length, length) of a synthesis that no token has a say in."""
+    if not is_known(synthesis) or synthesis.looks_at != "nothing":
+        return None
+    with torch.no_grad():
+        anything = next(synthesis.parameters(), None)
+        x = torch.empty(0, length, 0) if anything is None else anything.new_empty(0, length, 0)
+        terms = terms_of(synthesis, x, None, length)
+        table = None if terms.table is None else corner(terms.table, length, length)
+        return probabilities(TableLogits(table, *(terms.rank or (None, None))), causal)

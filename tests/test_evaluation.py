@@ -1,0 +1,194 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from synthesizer.batch import Batch
+from synthesizer.building import initialize_by_name
+from synthesizer.config import SynthesizerConfig
+from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
+from synthesizer.evaluation import evaluate, until_end
+from synthesizer.inspection import alphas_of, histogram, inspect, look_at, sharpness
+from synthesizer.models import (
+    SynthesizerForCausalLM,
+    SynthesizerForConditionalGeneration,
+    SynthesizerForSequenceClassification,
+)
+from synthesizer.recipe import Evaluate
+
+SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
+
+
+def tiny_model(cls, synthesis="random+dot", **settings):
+    kind = {"vocab_size": 11, "synthesis": synthesis, "pad_token_id": 0, "eos_token_id": 1}
+    model = cls(SynthesizerConfig(**{**SIZES, **kind, **settings}))
+    initialize_by_name(model, 3)
+    return model
+
+
+class FakeTask:
+    """Batches as given; the score is what it was handed."""
+
+    def __init__(self, kind, batches, generates=False):
+        self.kind, self.generates, self._batches = kind, generates, batches
+        self.tokenizer = SimpleNamespace(
+            batch_decode=lambda rows, skip_special_tokens: [" ".join(map(str, r)) for r in rows]
+        )
+
+    def batches(self, split):
+        return iter([Batch(inputs, 0, 0, ()) for inputs in self._batches])
+
+    def score(self, split, outputs):
+        return outputs
+
+
+def test_a_decoder_is_measured_target_by_target():
+    model = tiny_model(SynthesizerForCausalLM)
+    ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 0]])
+    labels = torch.tensor([[-100, 5, 6, 7], [-100, 8, 9, -100]])
+    inputs = {"input_ids": ids, "labels": labels, "attention_mask": ids != 0}
+    outputs = evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits.log_softmax(-1)
+    expected = [
+        -sum(logits[row, place - 1, labels[row, place]].item() for place in places)
+        for row, places in ((0, (1, 2, 3)), (1, (1, 2)))
+    ]
+    np.testing.assert_allclose(outputs.losses, expected, rtol=1e-5)
+    assert outputs.counts.tolist() == [3, 2]
+    right = [
+        sum(logits[row, p - 1].argmax().item() == labels[row, p].item() for p in places)
+        for row, places in ((0, (1, 2, 3)), (1, (1, 2)))
+    ]
+    assert outputs.correct.tolist() == right
+
+
+def test_a_classifier_is_measured_with_its_predictions():
+    model = tiny_model(SynthesizerForSequenceClassification, num_labels=4)
+    ids, labels = torch.tensor([[2, 3, 4], [5, 6, 0]]), torch.tensor([3, 1])
+    inputs = {"input_ids": ids, "attention_mask": ids != 0, "labels": labels}
+    outputs = evaluate(model, FakeTask("encoder", [inputs]), "test", Evaluate()).scores
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits
+    assert outputs.predictions.tolist() == logits.argmax(-1).tolist()
+    assert outputs.counts.tolist() == [1, 1]
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    np.testing.assert_allclose(outputs.losses, expected.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_an_encoder_decoder_answers_each_source_on_its_own(beam):
+    """What stands beside a source in its batch, padding included, changes nothing."""
+    model = tiny_model(SynthesizerForConditionalGeneration)
+    ids, labels = torch.tensor([[2, 3, 4, 5], [6, 7, 0, 0]]), torch.tensor([[4, 1], [5, 1]])
+    together = [{"input_ids": ids, "attention_mask": ids != 0, "labels": labels}]
+    apart = [
+        {"input_ids": ids[:1], "attention_mask": ids[:1] != 0, "labels": labels[:1]},
+        {"input_ids": ids[1:, :2], "attention_mask": ids[1:, :2] != 0, "labels": labels[1:]},
+    ]
+    settings = Evaluate(beam=beam, max_new_tokens=5)
+    results = [
+        evaluate(model, FakeTask("encoder_decoder", batches, generates=True), "test", settings)
+        for batches in (together, apart)
+    ]
+    assert results[0].scores.texts == results[1].scores.texts
+    np.testing.assert_allclose(results[0].scores.losses, results[1].scores.losses, rtol=1e-5)
+    assert results[0].generation_rate > 0
+
+
+def test_evaluating_leaves_a_training_model_in_training():
+    model = tiny_model(SynthesizerForCausalLM, dropout=0.5).train()
+    inputs = {"input_ids": torch.tensor([[1, 5]]), "labels": torch.tensor([[-100, 5]])}
+    losses = [
+        evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores.losses[0]
+        for _ in range(2)
+    ]
+    assert losses[0] == losses[1]
+    assert model.training
+
+
+def test_an_answer_ends_before_its_end_token():
+    assert until_end([4, 5, 1, 0, 0], 1) == [4, 5]
+    assert until_end([4, 5], 1) == [4, 5]
+
+
+def test_sharpness_is_zero_where_all_are_seen_alike_and_one_where_one_is_seen():
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    even = torch.tril(torch.ones(3, 3)) / torch.arange(1, 4)[:, None]
+    single = torch.full((3, 3), 1e-12) + torch.diag(torch.ones(3))
+    assert sharpness(even[None, None], mask)[0] == pytest.approx(0.0, abs=1e-6)
+    assert sharpness(single[None, None], mask)[0] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_histogram_counts_each_visible_weight_of_real_tokens():
+    weights = torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])
+    assert histogram(weights, torch.tensor([[True, True]])).sum() == 3
+    assert histogram(weights, torch.tensor([[True, False]])).sum() == 1
+
+
+def test_inspection_keeps_maps_alphas_and_both_ends_of_training():
+    start, end = (
+        tiny_model(SynthesizerForConditionalGeneration, "random+dot,dot") for _ in range(2)
+    )
+    ids, labels = (
+        torch.tensor([[2, 3, 4, 5], [6, 7, 0, 0]]),
+        torch.tensor([[4, 5, 1], [5, 1, -100]]),
+    )
+    inputs = {"input_ids": ids, "attention_mask": ids != 0, "labels": labels}
+    arrays = inspect(start, end, inputs)
+    assert arrays["encoder.map"].shape == (2, 3, 4, 4)
+    assert arrays["decoder.map"].shape == (2, 3, 3, 3)
+    assert arrays["encoder.map"].dtype == np.uint8
+    assert arrays["decoder.sharpness"].shape == (2, 3)
+    assert arrays["encoder.histogram"].shape == (2, 2, 48)
+    alphas = arrays["encoder.alphas"]
+    np.testing.assert_allclose(alphas[0], 0.5)
+    assert np.isnan(alphas[1]).all()
+
+
+def test_maps_are_cropped_to_their_budget():
+    model = tiny_model(SynthesizerForCausalLM, "random", max_len=300)
+    ids = torch.full((1, 300), 4)
+    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
+    assert arrays["decoder.map"].nbytes <= 48_000
+
+
+def test_a_model_without_attention_can_be_inspected():
+    model = tiny_model(SynthesizerForCausalLM, "none")
+    ids = torch.tensor([[2, 3]])
+    assert look_at(model, {"input_ids": ids, "labels": ids}) == {"decoder": []}
+    assert set(inspect(model, model, {"input_ids": ids, "labels": ids})) == {"edges"}
+    assert alphas_of(model, "decoder") is None
+
+
+def test_the_flops_of_dot_product_are_its_formula():
+    """Per token: projections 2 * 4 D^2, feed-forward 2 * 2 D F, scores and values 4 N D, head."""
+    config = tiny_model(SynthesizerForCausalLM, "dot").config
+    layer = 8 * 12**2 + 4 * 12 * 20 + 4 * 7 * 12
+    assert flops_per_token(config) == 2 * layer + 2 * 12 * 11
+
+
+def test_random_attention_costs_less_arithmetic_and_half_the_cache():
+    dot, random = (tiny_model(SynthesizerForCausalLM, name).config for name in ("dot", "random"))
+    assert flops_per_token(random) < flops_per_token(dot)
+    assert cache_bytes_per_token(dot) == 2 * 2 * 12 * 4
+    assert cache_bytes_per_token(random) == 2 * 12 * 4
+    encoder = tiny_model(SynthesizerForSequenceClassification, num_labels=2).config
+    assert cache_bytes_per_token(encoder) is None
+
+
+def test_parts_sum_to_all_parameters_and_tied_ones_count_once():
+    model = tiny_model(SynthesizerForConditionalGeneration, positions="relative")
+    counts = count_parameters(model)
+    assert counts["total"] == sum(p.numel() for p in model.parameters())
+    assert counts["total"] == sum(count for part, count in counts.items() if part != "total")
+    assert counts["embedding"] == 11 * 12
+    assert counts["attention logits"] == 2 * 2 * (3 * 7 * 7 + 3 * 2 + 2 * 12 * 12)
+    assert counts == count_parameters(sketch(model.config))
+
+
+def test_entropy_of_uniform_attention_needs_no_special_case_for_one_visible_key():
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    assert math.isfinite(sharpness(torch.ones(1, 1, 1, 1), mask)[0])
