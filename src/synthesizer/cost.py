@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,7 @@ def flops_per_token(config: SynthesizerConfig) -> float:
 
     Counted on the plain path: the counter does not see into fused kernels.
     """
-    model = sketch(config)
+    model = sketch(config).requires_grad_(False)  # the counter hooks gradients, if there are any
     inputs = _longest(config)
     tokens = sum(tensor.shape[1] for tensor in inputs.values() if tensor.dim() == 2)
     counter = FlopCounterMode(display=False)
@@ -68,10 +70,21 @@ def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
     return model.eval()
 
 
+def forget_peak_memory() -> None:
+    """Let peak_memory count from now on, where the system can: one process may train many runs."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int:
     """The most bytes this process held: on the GPU where there is one, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import IGNORED
 from synthesizer.evaluation import evaluating
+from synthesizer.spec import shows_weights
 from synthesizer.synthesis import Mixture
 
 Array = NDArray[Any]
@@ -59,8 +60,10 @@ def inspect(
 def look_at(
     model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]
 ) -> dict[str, list[Tensor]]:
-    """The weights (B, H, T, S) of every self-attention, stack by stack."""
-    kind = model.config.kind
+    """The weights (B, H, T, S) of every self-attention, stack by stack; a baseline has none."""
+    kind, specs = model.config.kind, [model.config.synthesis, model.config.decoder_synthesis]
+    if not all(shows_weights(spec) for spec in specs if spec):
+        return {}
     given = dict(inputs) if kind == "encoder_decoder" else _without_labels(inputs)
     with evaluating(model):
         output = model(**given, output_attentions=True)

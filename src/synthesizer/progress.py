@@ -15,6 +15,10 @@ class Progress(Protocol):
         """Training is at a step: its loss, tokens per second, and seconds left."""
         ...
 
+    def measure(self, step: int, metric: str, value: float) -> None:
+        """The main metric was measured on validation."""
+        ...
+
     def say(self, text: str) -> None:
         """Something happened that is worth a line."""
         ...
@@ -29,6 +33,8 @@ class Quiet:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
 
+    def measure(self, step: int, metric: str, value: float) -> None: ...
+
     def say(self, text: str) -> None: ...
 
     def close(self) -> None: ...
@@ -39,6 +45,9 @@ class Lines:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
+
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
@@ -71,6 +80,9 @@ class Bar:
             rate=f"{rate:,.0f}",
             left=clock(left),
         )
+
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

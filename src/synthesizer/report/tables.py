@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from synthesizer.report.summary import Line, Summary
 
 MISSING = "\N{EN DASH}"
+AT_LENGTH = ("FLOPs per token", "peak memory", "learning rate", "remarks")  # not on a terminal
 
 Value = float | int | str | None
 
@@ -90,6 +91,16 @@ def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
     names = [f"{line.paper_name}\n{line.row.label}" for line in summary.lines]
     rows = [[name, *(texts[place] for _, texts in kept)] for place, name in enumerate(names)]
     return ["row", *(head for head, _ in kept)], rows
+
+
+def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Head and rows for a terminal: what fits beside a row's name."""
+    head, rows = cells(summary)
+    kept = [place for place, name in enumerate(head) if place and name not in AT_LENGTH]
+    return ["row", *(head[place] for place in kept)], [
+        [line.row.label, *(row[place].replace("\n", ", ") for place in kept)]
+        for line, row in zip(summary.lines, rows, strict=True)
+    ]
 
 
 def csv_text(summaries: Sequence[Summary]) -> str:
