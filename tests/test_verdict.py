@@ -101,6 +101,12 @@ def test_equal_rows_are_rarely_called_better(seeds):
     assert np.mean(["better" in row for row in words]) <= at_most(LEVEL, len(words))
 
 
+def test_seeds_that_agree_by_luck_leave_the_examples_their_say():
+    (row,) = compared(accuracy("dot", [0.9] * 3), accuracy("row", [0.9] * 3, seed=1))
+    assert row.low < 0 < row.high
+    assert row.word == "undecided"
+
+
 def test_the_quantiles_are_students():
     for freedom in (1, 2, 3, 4, 7, 20, 499):
         for level in (0.05, 0.005, 0.0005):

@@ -254,14 +254,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _report(dirs: list[Path], out: Path | None = None) -> None:
     """Write the report of runs; print its tables, answers and place."""
     try:
-        from synthesizer.report import summarize_all, write_report
+        from synthesizer.report import summarize_all, write
         from synthesizer.report.tables import brief
     except ImportError as error:
         raise UserError(
             f"a report needs {error.name}, which is not installed; "
             "run pip install 'synthesizer-attention[train]'"
         ) from None
-    for summary in summarize_all(dirs):
+    summaries = summarize_all(dirs)
+    for summary in summaries:
         head, rows = brief(summary)
         table = Table(*head)
         for row in rows:
@@ -271,7 +272,7 @@ def _report(dirs: list[Path], out: Path | None = None) -> None:
             if line.state:
                 _say(f"{line.row.label}: {line.state}")
         _say(f"{summary.question} {summary.answer}")
-    _say(str(write_report(dirs, out)))
+    _say(str(write(summaries, out or dirs[0])))
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

@@ -9,8 +9,10 @@ difference has two errors, and its one-sided bound at a level is
 
 S the spread of the seeds' differences on the test set at hand, V the variance that other test
 examples would add (a jackknife over G blocks of neighbouring examples, less the part that S has
-already seen), t Student's quantiles. A bootstrap over three seeds would claim too much: where seeds
-make the noise it errs in 18 of 100 cases that it calls 5. tests/test_verdict.py simulates both.
+already seen), t Student's quantiles. Where luck makes the seeds agree, the bound is still no nearer
+than other test examples would move it with the models as they are. A bootstrap over three seeds
+would claim too much: where seeds make the noise, it errs in 18 of 100 cases that it calls 5.
+tests/test_verdict.py simulates both.
 
 A row is decided where its bound passes the margin at LEVEL, after Holm's correction over the rows;
 `better` is a second question with a correction of its own.
@@ -196,13 +198,14 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A gain over dot (positive is better) and the two variances of its mean."""
+    """A gain over dot (positive is better) and the variances of its mean."""
 
     gain: float
     seeds: int
-    seed_variance: float  # of the mean over seeds
+    seed_variance: float  # what other seeds would do, on the test set at hand
     blocks: int
-    example_variance: float
+    example_variance: float  # what other test examples would do beside that
+    fixed_variance: float = 0.0  # what other test examples would do to these very models
 
     @property
     def suffices(self) -> bool:
@@ -212,11 +215,14 @@ class Evidence:
     def error(self, level: float, seeds: int | None = None) -> float:
         """How far the gain may be off at one side; with another number of seeds, probably."""
         count = seeds or self.seeds
-        by_examples = t_quantile(level, self.blocks - 1) ** 2 * self.example_variance
+        share = self.seeds / count
+        by_examples = t_quantile(level, self.blocks - 1) ** 2
+        own = max(0.0, self.fixed_variance - self.example_variance)
+        fixed = by_examples * (self.example_variance + own * share)
         if count < FEWEST_SEEDS:
-            return math.sqrt(by_examples)
-        by_seeds = t_quantile(level, count - 1) ** 2 * self.seed_variance * self.seeds / count
-        return math.sqrt(by_seeds + by_examples)
+            return math.sqrt(fixed)
+        by_seeds = t_quantile(level, count - 1) ** 2 * self.seed_variance * share
+        return math.sqrt(max(by_seeds + by_examples * self.example_variance, fixed))
 
 
 def decide(found: Sequence[Evidence], margin: float) -> tuple[list[str], list[float]]:
@@ -266,10 +272,10 @@ def _comparison(
     label: str, evidence: Evidence, word: str, level: float, margin: float, sign: float
 ) -> Comparison:
     error = evidence.error(LEVEL)
-    ends = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
+    low, high = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
     settled_by = _seeds_needed(evidence, level, margin) if word == UNDECIDED else None
     difference = sign * evidence.gain
-    return Comparison(label, difference, *ends, evidence.seeds, margin, word, settled_by)
+    return Comparison(label, difference, low, high, evidence.seeds, margin, word, settled_by)
 
 
 def _seeds_needed(evidence: Evidence, level: float, margin: float) -> int | None:
@@ -300,15 +306,16 @@ def _evidence(
 def weigh(gains: Array, influences: Array) -> Evidence:
     """Gains (seeds,) and what each block of examples does to them (seeds, blocks), as evidence."""
     seeds, blocks = influences.shape
+    gain = float(gains.mean())
     if not (np.isfinite(influences).all() and np.isfinite(gains).all()):
-        return Evidence(float(gains.mean()), seeds, math.inf, 2, math.inf)
-    spread = float(gains.var(ddof=1)) / seeds if seeds > 1 else math.inf
-    examples = float(influences.mean(0).var(ddof=1)) / blocks
-    if seeds >= FEWEST_SEEDS:
-        alone = float(influences.var(1, ddof=1).mean()) / blocks
-        seen_by_seeds = (alone - examples) / (seeds - 1)
-        examples = max(0.0, examples - seen_by_seeds)
-    return Evidence(float(gains.mean()), seeds, spread, blocks, examples)
+        return Evidence(gain, seeds, math.inf, 2, math.inf, math.inf)
+    fixed = float(influences.mean(0).var(ddof=1)) / blocks
+    if seeds < FEWEST_SEEDS:
+        return Evidence(gain, seeds, math.inf, blocks, fixed, fixed)
+    alone = float(influences.var(1, ddof=1).mean()) / blocks
+    seen_by_seeds = (alone - fixed) / (seeds - 1)
+    spread = float(gains.var(ddof=1)) / seeds
+    return Evidence(gain, seeds, spread, blocks, max(0.0, fixed - seen_by_seeds), fixed)
 
 
 def jackknife(score: Callable[[Total], float], statistics: Statistics) -> Array:

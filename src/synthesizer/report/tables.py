@@ -41,18 +41,18 @@ def columns(summary: Summary) -> list[Column]:
             "difference from dot",
             lambda line: _difference(line, digits),
             {
-                "difference": lambda line: line.comparison and line.comparison.difference,
+                "difference": _found("difference"),
                 "low": lambda line: _end(line, "low"),
                 "high": lambda line: _end(line, "high"),
-                "margin": lambda line: line.comparison and line.comparison.margin,
+                "margin": _found("margin"),
             },
         ),
         Column(
             "verdict",
             _verdict,
             {
-                "verdict": lambda line: line.comparison and line.comparison.word,
-                "settled_by": lambda line: line.comparison and line.comparison.settled_by,
+                "verdict": _found("word"),
+                "settled_by": _found("settled_by"),
             },
         ),
         Column("parameters", lambda line: big(line.cost["parameters"]), _cost("parameters")),
@@ -143,6 +143,10 @@ def big(value: float | None) -> str:
 
 def _cost(name: str) -> dict[str, Callable[[Line], Value]]:
     return {name: lambda line: line.cost[name]}
+
+
+def _found(name: str) -> Callable[[Line], Value]:
+    return lambda line: getattr(line.comparison, name) if line.comparison else None
 
 
 def _number(value: float | None, digits: int) -> str:
