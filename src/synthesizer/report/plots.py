@@ -113,7 +113,12 @@ def quality_and_speed(summary: Summary) -> str:
             look = look_of(place)
             inside = look["color"] if order in front else "none"
             axes.plot(
-                speed, mean, look["marker"], color=look["color"], markerfacecolor=inside, markersize=7
+                speed,
+                mean,
+                look["marker"],
+                color=look["color"],
+                markerfacecolor=inside,
+                markersize=7,
             )
         unit = "times dot's" if relative else "tokens per second"
         axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")
