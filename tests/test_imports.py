@@ -12,6 +12,12 @@ ORDER = [  # a file imports only files above it
     "errors",
     "spec",
     "synthesis",
+    "places",
+    "fast.padding",
+    "fast.terms",
+    "fast.table",
+    "fast.blocks",
+    "fast",
     "attention",
     "baselines",
     "convolution",
@@ -26,7 +32,18 @@ ORDER = [  # a file imports only files above it
     "models",
     "control",
 ]
-TORCH_ALONE = ("synthesis", "attention", "baselines", "convolution", "mixers")
+TORCH_ALONE = (
+    "synthesis",
+    "places",
+    "fast",
+    "fast.terms",
+    "fast.table",
+    "fast.blocks",
+    "attention",
+    "baselines",
+    "convolution",
+    "mixers",
+)
 NO_TORCH = ("errors", "spec")
 STANDARD = sys.stdlib_module_names
 
@@ -34,7 +51,9 @@ STANDARD = sys.stdlib_module_names
 def imported(name):
     """Every module a file imports, ours as 'synthesizer.x'."""
     found = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())):
+    path = PACKAGE / name.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

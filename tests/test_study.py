@@ -222,6 +222,18 @@ def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
         assert [f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"] == chosen
 
 
+def test_other_systems_are_rows_too_where_they_can_be(asked):
+    conducted(replace(asked, syntheses=("dot",), baselines=True))
+    rows = {row["label"]: row for row in study_of(asked)["rows"]}
+    left_out = rows.pop("linformer")
+    assert "cannot be causal" in left_out["error"]
+    assert list(rows) == ["dot", "lightconv", "dynamicconv", "universal"]
+    for row in rows.values():
+        assert row["error"] is None
+        assert Run(asked.out / row["runs"][0]).is_finished
+    assert Run(asked.out / rows["universal"]["runs"][0]).recipe().model.universal
+
+
 def test_the_parent_of_a_study_needs_no_torch():
     script = "import sys, synthesizer.study; print('torch' in sys.modules)"
     home = str(Path(synthesizer.__file__).parents[1])

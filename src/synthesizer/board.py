@@ -27,6 +27,12 @@ class Running:
     rate: float | None = None
     left: float | None = None
 
+    @property
+    def state(self) -> str:
+        """In a few words."""
+        done = self.steps and self.step == self.steps
+        return f"{'measuring' if done else 'training'} seed {self.seed}"
+
 
 @dataclass
 class Standing:
@@ -43,7 +49,7 @@ class Standing:
     def state(self) -> str:
         """In a few words."""
         if self.running:
-            return f"training seed {', '.join(str(run.seed) for run in self.running.values())}"
+            return ", ".join(run.state for run in self.running.values())
         if self.errors:
             return "failed"
         return "done" if len(self.done) == self.runs else "waiting"

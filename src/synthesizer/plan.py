@@ -145,7 +145,7 @@ def draw_up(asked: Asked) -> Plan:
     base, overrides, words = _begin(asked)
     recipe = load_recipe(base, overrides=overrides)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
-    fingerprint = open_source(recipe.data, data_folder()).fingerprint
+    fingerprint = _fingerprint(recipe)
     identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
@@ -177,6 +177,11 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     steps = load_recipe(base, overrides=overrides).train.steps
     said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
     return base, overrides, (*words, said)
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    """What changes with the data; the members of a mixture are hub sets that do not."""
+    return "" if recipe.data.tasks else open_source(recipe.data, data_folder()).fingerprint
 
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:

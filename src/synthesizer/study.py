@@ -46,6 +46,7 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     for line in plan.words:
         say(line)
     with Crew(plan.out) as crew:
+        plan.write()
         return conduct(plan, crew, say, plain=plain)
 
 
@@ -87,6 +88,8 @@ def fit_widths(plan: Plan, crew: Crew, say: Say) -> Plan:
 
 
 def _fit_width(plan: Plan, row: Row, crew: Crew, say: Say) -> Row:
+    if row.like is None and all(Run(plan.path(row, seed)).is_finished for seed in plan.seeds):
+        return row
     measure = "flops" if plan.asked.match == "flops" else "params"
     recipe = plan.recipe(row, plan.seeds[0])
     like = dump(plan.recipe(Row("", row.like, ""), plan.seeds[0])) if row.like else None
@@ -167,9 +170,10 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     cut = report.get("cut_from_train")
     share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
     say(f"data: {report['origin']}; examples: {examples}{share}")
-    for key in ("bad_rows", "lengths"):
-        if report.get(key):
-            say(f"{key.replace('_', ' ')}: {report[key]}")
+    for key, words in (("bad_rows", "rows left out"), ("overlong", "longer than max_len")):
+        for split, counts in (report.get(key) or {}).items():
+            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
+            say(f"{words}: {causes} in {split}")
     step = found["seconds_per_step"]
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
     looks = math.ceil(train.steps / plan.shared.evaluate.every)
