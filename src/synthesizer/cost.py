@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
-from synthesizer.building import MODELS
 from synthesizer.config import SynthesizerConfig
+from synthesizer.models import MODELS
 
 PARTS = {
     "synthesis": "attention logits",
@@ -54,13 +54,7 @@ def cache_bytes_per_token(config: SynthesizerConfig) -> int | None:
     """What decoding remembers of each token it wrote, in float32; None where nothing decodes."""
     if config.kind == "encoder":
         return None
-    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    given = {"labels": ids} if config.kind == "encoder_decoder" else {}
-    with torch.no_grad():
-        cache: Cache = sketch(config)(input_ids=ids, use_cache=True, **given).past_key_values
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    kept = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
-    return sum(tensor.numel() * 4 for tensor in kept if tensor is not None)
+    return _cache_bytes(config, 2) - _cache_bytes(config, 1)  # a window does not grow
 
 
 def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
@@ -87,6 +81,16 @@ def peak_memory() -> int:
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _cache_bytes(config: SynthesizerConfig, length: int) -> int:
+    ids = torch.zeros(1, length, dtype=torch.long, device="meta")
+    given = {"labels": ids} if config.kind == "encoder_decoder" else {}
+    with torch.no_grad():
+        cache: Cache = sketch(config)(input_ids=ids, use_cache=True, **given).past_key_values
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    kept = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.numel() * 4 for tensor in kept if tensor is not None)
 
 
 def _part_of(name: str) -> str:

@@ -20,8 +20,10 @@ from torch import Tensor
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import IGNORED
 from synthesizer.evaluation import evaluating
+from synthesizer.layers import Layer, Stack
 from synthesizer.spec import shows_weights
 from synthesizer.synthesis import Mixture
+from synthesizer.universal import UniversalStack
 
 Array = NDArray[Any]
 
@@ -94,12 +96,11 @@ def histogram(weights: Tensor, mask: Tensor) -> Array:
 
 def alphas_of(model: SynthesizerPreTrainedModel, stack: str) -> Array | None:
     """The weights of the parts of every mixture, NaN where a layer has fewer or none."""
-    layers = getattr(model.base_model, stack).layers
     found = [
         layer.attention.synthesis.alphas().detach().cpu().numpy()
         if layer.attention is not None and isinstance(layer.attention.synthesis, Mixture)
         else np.empty((model.config.num_heads, 0))
-        for layer in layers
+        for layer in _layers_of(model, stack)
     ]
     widest = max(part.shape[1] for part in found)
     if widest == 0:
@@ -119,8 +120,14 @@ def mean_sharpness(arrays: dict[str, Array]) -> dict[str, float]:
 
 
 def _attending(model: SynthesizerPreTrainedModel, stack: str) -> list[int]:
-    layers = getattr(model.base_model, stack).layers
-    return [index for index, layer in enumerate(layers) if layer.attention is not None]
+    layers = enumerate(_layers_of(model, stack))
+    return [index for index, layer in layers if layer.attention is not None]
+
+
+def _layers_of(model: SynthesizerPreTrainedModel, stack: str) -> list[Layer]:
+    """One layer per step of depth: a universal model has the same at each."""
+    found: Stack | UniversalStack = getattr(model.base_model, stack)
+    return list(found.layers) * (found.num_steps // len(found.layers))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
