@@ -249,8 +249,8 @@ def test_runs_without_a_study_are_grouped_by_recipe(tmp_path):
     assert first.study.name == "shift (train.steps=500)"
     assert second.study.name == "shift (train.steps=9)"
     assert first.answer == (
-        "No verdict: 1 seed shared with dot on shift (train.steps=500) gives numbers only; "
-        "3 or more give a verdict."
+        "No verdict on shift (train.steps=500) from 1 seed shared with dot; 3 give one. "
+        "So far the best row without dot product is random, 0 worse than dot."
     )
     text = write_report([tmp_path]).read_text()
     assert "examples alone, as there are too few seeds" in text

@@ -133,18 +133,22 @@ def judge(
     ]
 
 
-def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str) -> str:
+def answer(
+    subject: str,
+    compared: Sequence[tuple[str, Comparison]],
+    margin: str,
+    *,
+    higher_is_better: bool = True,
+) -> str:
     """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
     if not compared:
         return f"No verdict: there is no finished pair of dot and another row on {subject}."
-    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
-        seeds = max(comparison.num_seeds for _, comparison in compared)
-        return (
-            f"No verdict: {_count(seeds, 'seed')} shared with dot on {subject} gives numbers only; "
-            f"{FEWEST_SEEDS} or more give a verdict."
-        )
     kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
     alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
+    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
+        seeds = max(comparison.num_seeds for _, comparison in compared)
+        first = f"No verdict on {subject} from {_count(seeds, 'seed')} shared with dot"
+        return f"{first}; {FEWEST_SEEDS} give one.{_so_far(alone, higher_is_better)}"
     better, even = _labels(alone, BETTER), _labels(alone, NO_WORSE)
     if _labels([comparison for kind, comparison in kinds if kind == NONE], BETTER, NO_WORSE):
         sentence = f"No: {subject} does not even need self-attention; none is no worse than dot"
@@ -163,6 +167,17 @@ def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str
     mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
     also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
     return f"{sentence} (margin {margin}){also}."
+
+
+def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
+    if not alone:
+        return ""
+    best = (max if higher_is_better else min)(alone, key=lambda row: row.difference)
+    gained = best.difference > 0 if higher_is_better else best.difference < 0
+    return (
+        f" So far the best row without dot product is {best.label}, "
+        f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot."
+    )
 
 
 def kind_of(spec: str) -> str:

@@ -22,7 +22,8 @@ Array = NDArray[Any]
 def shown_lines(summary: Summary) -> list[Line]:
     """The rows whose attention is drawn: the paper's four, or the first few that have any."""
     able = [line for line in summary.lines if line.row.finished and _stacks(line)]
-    named = [line for spec in SHOWN for line in able if line.row.spec == spec]
+    first = {line.row.spec: line for line in reversed(able)}
+    named = [first[spec] for spec in SHOWN if spec in first]
     others = [line for line in able if line not in named]
     return [*named, *others][:MOST]
 

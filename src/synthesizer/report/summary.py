@@ -120,7 +120,8 @@ def summarize(study: Study) -> Summary:
     lines = tuple(_line(row, metric, compared.get(row.label), base) for row in study.rows)
     margin = _margin_text(metric, study.margin)
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
-    return Summary(study, metric, higher, lines, margin, answer(study.name, specs, margin))
+    said = answer(study.name, specs, margin, higher_is_better=higher)
+    return Summary(study, metric, higher, lines, margin, said)
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:

@@ -69,7 +69,7 @@ def columns(summary: Summary) -> list[Column]:
         ),
         Column("peak memory", lambda line: _bytes(line.cost["memory"]), _cost("memory")),
         Column(
-            "sharp\N{SOFT HYPHEN}ness",
+            "sharpness",
             lambda line: _number(line.cost["sharpness"], 2),
             _cost("sharpness"),
         ),
@@ -122,10 +122,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| "
-        + " | ".join(
-            cell.replace("|", "\\|").strip().replace("\n", "; ").replace("\N{SOFT HYPHEN}", "")
-            for cell in line
-        )
+        + " | ".join(cell.replace("|", "\\|").strip().replace("\n", "; ") for cell in line)
         + " |"
         for line in lines
     )
