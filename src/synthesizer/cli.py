@@ -37,10 +37,12 @@ def list_variants() -> None:
     """List the variants: what each computes, learns and looks at."""
     from synthesizer.spec import ALIASES, variants
 
-    table = Table("name", "paper", "logits", "parameters", "looks at")
-    for variant in variants().values():
-        facts = (variant.name, variant.paper, variant.equation)
-        table.add_row(*map(escape, facts), variant.parameters, variant.looks_at)
+    table = Table("name", "paper", "what it computes", "parameters", "looks at")
+    for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
+        if variant.baseline:
+            table.add_section()
+        facts = (variant.name, variant.paper, variant.equation, variant.parameters)
+        table.add_row(*map(escape, facts), variant.looks_at)
     _print(table)
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
@@ -52,24 +54,13 @@ def list_variants() -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer.recipe import load_recipe, recipe_names
+    from synthesizer.catalog import summarize_recipes
 
-    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens", "cost")
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        model, train, source = recipe.model, recipe.train, recipe.data
-        data = f"built in: {source.builtin}" if source.builtin else source.hub or source.local
-        table.add_row(
-            name,
-            recipe.task,
-            str(data or "yours: --set data.train=FILE"),
-            f"{model.num_layers} x {model.d_model}",
-            str(model.max_len),
-            f"{train.steps:,} x {train.batch_tokens * train.accumulate:,}",
-            f"{recipe.rough_flops():.0e} FLOPs",
-        )
+    table = Table("name", "task", "data", "size", "rough cost")
+    for summary in summarize_recipes():
+        facts = (summary.name, summary.task, summary.data, summary.size, summary.cost)
+        table.add_row(*map(escape, facts))
     _print(table)
-    _say("1e+13 FLOPs are about a minute of one CPU core, 1e+18 about an hour of one large GPU.")
     _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
 
 

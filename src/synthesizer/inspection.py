@@ -141,8 +141,8 @@ def _watch(
     given: dict[str, Any],
 ) -> None:
     """Note the weights of a call that is about to be made."""
-    asked = {name: given.get(name) for name in ("attention_mask", "position_ids", "bias")}
-    found.append(Seen(layer, attention.weights(*args, **asked)))
+    asked: dict[str, Any] = {name: value for name, value in given.items() if name != "cache"}
+    found.append(Seen(layer, attention.weights(args[0], **asked)))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
