@@ -38,10 +38,12 @@ def list_variants() -> None:
     """List the variants: what each computes, learns and looks at."""
     from synthesizer.spec import ALIASES, variants
 
-    table = Table("name", "paper", "logits", "parameters", "looks at")
-    for variant in variants().values():
-        facts = (variant.name, variant.paper, variant.equation)
-        table.add_row(*map(escape, facts), variant.parameters, variant.looks_at)
+    table = Table("name", "paper", "what it computes", "parameters", "looks at")
+    for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
+        if variant.baseline:
+            table.add_section()
+        facts = (variant.name, variant.paper, variant.equation, variant.parameters)
+        table.add_row(*map(escape, facts), variant.looks_at)
     _print(table)
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
@@ -56,8 +58,9 @@ def recipes() -> None:
     from synthesizer.catalog import summarize_recipes
 
     table = Table("name", "task", "data", "size", "rough cost")
-    for line in summarize_recipes():
-        table.add_row(line.name, line.task, line.data, line.size, line.cost)
+    for summary in summarize_recipes():
+        facts = (summary.name, summary.task, summary.data, summary.size, summary.cost)
+        table.add_row(*map(escape, facts))
     _print(table)
     _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
 

@@ -141,11 +141,9 @@ def _watch(
     given: dict[str, Any],
 ) -> None:
     """Note the weights of a call to come; a universal layer is called at each step."""
-    asked: dict[str, Any] = {
-        name: given.get(name) for name in ("attention_mask", "position_ids", "bias")
-    }
+    asked: dict[str, Any] = {name: value for name, value in given.items() if name != "cache"}
     step = sum(seen.layer >= layer for seen in found)
-    found.append(Seen(layer + step, attention.weights(*args, **asked)))
+    found.append(Seen(layer + step, attention.weights(args[0], **asked)))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:

@@ -44,4 +44,5 @@ def restore(model: nn.Module, optimizer: optim.Optimizer, checkpoint: Checkpoint
         name, _, key = path.rpartition("/")
         remembered.setdefault(name, {})[key] = tensor
     groups: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=EVERY)
-    set_optimizer_state_dict(model, optimizer, {**groups, "state": remembered}, options=FIRST)
+    groups["state"] = remembered
+    set_optimizer_state_dict(model, optimizer, groups, options=FIRST)
