@@ -171,6 +171,24 @@ def test_a_model_without_attention_can_be_inspected():
     assert alphas_of(model, "decoder") is None
 
 
+def test_other_token_mixers_have_no_weights_to_keep_and_their_neighbours_have():
+    model = tiny_model(SynthesizerForCausalLM, "lightconv,random")
+    ids = torch.tensor([[2, 3, 4]])
+    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
+    assert arrays["decoder.layers"].tolist() == [1]
+    assert arrays["decoder.map"].shape == (1, 3, 3, 3)
+
+
+def test_the_weights_seen_are_those_that_hugging_face_shows():
+    model = tiny_model(SynthesizerForCausalLM, "random+dense").eval()
+    ids = torch.tensor([[2, 3, 4, 5], [6, 7, 0, 0]])
+    inputs = {"input_ids": ids, "attention_mask": ids != 0}
+    shown = model(**inputs, output_attentions=True).attentions
+    seen = look_at(model, {**inputs, "labels": ids})["decoder"]
+    for ours, theirs in zip(seen, shown, strict=True):
+        torch.testing.assert_close(ours.weights, theirs)
+
+
 def test_the_flops_of_dot_product_are_its_formula():
     """Per token: projections 2 * 4 D^2, feed-forward 2 * 2 D F, scores and values 4 N D, head."""
     config = tiny_model(SynthesizerForCausalLM, "dot").config

@@ -53,24 +53,12 @@ def list_variants() -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer.recipe import load_recipe, recipe_names
+    from synthesizer.catalog import summarize_recipes
 
-    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens", "cost")
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        model, train, source = recipe.model, recipe.train, recipe.data
-        data = f"built in: {source.builtin}" if source.builtin else source.hub or source.local
-        table.add_row(
-            name,
-            recipe.task,
-            str(data or "yours: --set data.train=FILE"),
-            f"{model.num_layers} x {model.d_model}",
-            str(model.max_len),
-            f"{train.steps:,} x {train.batch_tokens * train.accumulate:,}",
-            f"{recipe.rough_flops():.0e} FLOPs",
-        )
+    table = Table("name", "task", "data", "size", "rough cost")
+    for line in summarize_recipes():
+        table.add_row(line.name, line.task, line.data, line.size, line.cost)
     _print(table)
-    _say("1e+13 FLOPs are about a minute of one CPU core, 1e+18 about an hour of one large GPU.")
     _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
 
 

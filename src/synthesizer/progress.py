@@ -1,6 +1,7 @@
 """How a long job tells where it is: a bar on a terminal, one plain line at a time elsewhere."""
 
 import sys
+import time
 from typing import Protocol
 
 from rich.console import Console
@@ -89,6 +90,28 @@ class Bar:
 
     def close(self) -> None:
         self._bar.stop()
+
+
+class Pace:
+    """Seconds and tokens of training, evaluations and checkpoints aside."""
+
+    def __init__(self, step: int) -> None:
+        self._begin, self._first = time.perf_counter(), step
+        self._seconds, self._tokens = 0.0, 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self._seconds += seconds
+        self._tokens += tokens
+
+    def lap(self) -> tuple[float, int]:
+        """Seconds and tokens since the last lap."""
+        lap = self._seconds, self._tokens
+        self._seconds, self._tokens = 0.0, 0
+        return lap
+
+    def seconds_per_step(self, step: int) -> float:
+        """All that was spent, per step taken here."""
+        return (time.perf_counter() - self._begin) / max(1, step - self._first)
 
 
 def open_progress(*, plain: bool) -> Progress:

@@ -164,14 +164,6 @@ class Recipe(_Part):
         canonical = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
-    def rough_flops(self) -> float:
-        """About what training costs: 6 per token and weight of a dot-product model's layers."""
-        model, train = self.model, self.train
-        d_ff = model.d_ff or 4 * model.d_model
-        layer = 4 * model.d_model**2 + 2 * model.d_model * d_ff
-        tokens = train.steps * train.batch_tokens * train.accumulate
-        return 6.0 * tokens * model.num_layers * layer
-
 
 def load_recipe(
     name_or_path: str | Path, *, synthesis: str | None = None, overrides: Iterable[str] = ()
