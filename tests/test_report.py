@@ -266,6 +266,19 @@ def test_runs_that_have_only_begun_are_reported(tmp_path):
     assert "unreadable recipe.toml (TOMLDecodeError)" in html
 
 
+def test_a_run_that_diverged_does_not_spoil_the_page(tmp_path):
+    for spec in ("dot", "random"):
+        for seed in (1, 2, 3):
+            run = make_run(tmp_path / spec / str(seed), spec, seed, 0.9)
+            if spec == "random":
+                result = json.loads((run / "result.json").read_text())
+                result["metrics"]["token_accuracy"] = float("nan")
+                (run / "result.json").write_text(json.dumps(result))
+    (summary,) = summarize_all([tmp_path])
+    assert summary.lines[1].comparison.word == "not judged"
+    assert "token accuracy" in write_report([tmp_path]).read_text()
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no run below .*; a run directory holds a recipe\.toml"):
         write_report([tmp_path])

@@ -204,6 +204,17 @@ def test_less_is_better_for_a_language_model():
     assert found.margin == pytest.approx(0.02 * np.mean(list(dot.scores.values())))
 
 
+def test_an_infinite_perplexity_is_no_verdict_and_no_crash():
+    def windows(label, nll):
+        rows = np.full((50, 4), [nll, 1, 1, 1])
+        value = score("perplexity", rows)
+        return Measured(label, dict.fromkeys((1, 2, 3), value), dict.fromkeys((1, 2, 3), rows))
+
+    rows = [windows("row", 1e4), windows("fine", 2.0)]
+    lost, fine = judge(windows("dot", 2.0), rows, metric="perplexity", higher_is_better=False)
+    assert (lost.word, fine.word) == ("not judged", "no worse")
+
+
 def test_every_margin_is_of_a_metric_and_can_be_read():
     assert str(margin_for("bleu")) == "0.5"
     assert str(margin_for("bits_per_byte")) == "2% of dot's value"

@@ -308,11 +308,12 @@ def _evidence(
 ) -> Evidence:
     gains = sign * np.array([row.scores[seed] - dot.scores[seed] for seed in seeds])
     pairs = [(row.statistics.get(seed), dot.statistics.get(seed)) for seed in seeds]
-    influences = [
-        sign * (jackknife(score, mine) - jackknife(score, other))
-        for mine, other in pairs
-        if mine is not None and other is not None and len(mine) == len(other) > 1
-    ]
+    with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
+        influences = [
+            sign * (jackknife(score, mine) - jackknife(score, other))
+            for mine, other in pairs
+            if mine is not None and other is not None and len(mine) == len(other) > 1
+        ]
     complete = len(influences) == len(seeds)
     table = np.array(influences) if complete else np.full((len(seeds), 2), np.inf)
     return weigh(gains, table)
