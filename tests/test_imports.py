@@ -66,6 +66,7 @@ MEETING = [
     "workers",
     "crew",
     "study",
+    "benchmark",
     "cli",
 ]
 ORDER = ["errors", *MODEL_SIDE, *DATA_SIDE, *MEETING]  # a file imports only files before it

@@ -225,6 +225,78 @@ def report(
     _report(dirs, out)
 
 
+@app.command()
+def bench(
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant; by default all.")
+    ] = None,
+    modes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode", help="train, inference, lm, classifier, seq2seq, decode; may be repeated."
+        ),
+    ] = None,
+    views: Annotated[
+        list[str] | None, typer.Option("--view", help="causal, full, padded; may be repeated.")
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Tokens of a sequence; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch.")] = 4096,
+    d_model: Annotated[int, typer.Option(min=1, help="Width.")] = 512,
+    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 8,
+    num_layers: Annotated[int, typer.Option(min=1, help="Layers of a whole model.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all variants in turn.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Add what one would pick instead: PyTorch's, GPT-2.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say which path each variant takes, and stop.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("bench"),
+    plain: Plain = False,
+) -> None:
+    """Time every variant beside dot product attention, in the same rounds."""
+    _quiet_libraries()
+    import torch
+
+    from synthesizer import benchmark
+
+    torch.set_num_threads(threads)
+    defaults = benchmark.Plan()
+    plan = benchmark.Plan(
+        variants=tuple(variants or defaults.variants),
+        modes=tuple(modes or defaults.modes),
+        views=tuple(views or defaults.views),
+        lengths=tuple(lengths or defaults.lengths),
+        tokens=tokens,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        rounds=rounds,
+        device=device,
+        peers=peers,
+    )
+    if explain:
+        table = Table("variant", "view", "length", "path", "because")
+        for line in benchmark.explain(plan):
+            table.add_row(*line)
+        _print(table)
+        return
+    from synthesizer.benchmark.writing import cells, write
+    from synthesizer.progress import open_count
+
+    with open_count(plain=plain) as tell:
+        result = benchmark.bench(plan, tell)
+    for row in result.rows:
+        shown = cells(row)
+        where = f"{row.mode} {row.view} T={row.length}"
+        _say(f"{where:28} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
+    _say(str(write(result, "synthesizer " + " ".join(sys.argv[1:]), out)))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 is done, 2 the user's mistake, 130 interrupted."""
     from synthesizer.interruption import Interrupted

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -117,6 +119,30 @@ class Pace:
 def open_progress(*, plain: bool) -> Progress:
     """A bar where stdout is a terminal, unless plain lines are asked for."""
     return Lines() if plain or not sys.stdout.isatty() else Bar()
+
+
+@contextmanager
+def open_count(*, plain: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar that counts, or a line whenever something else begins."""
+    if plain or not sys.stdout.isatty():
+        said: list[str] = []
+
+        def tell(done: int, total: int, what: str) -> None:
+            if said[-1:] != [what]:
+                said.append(what)
+                sys.stdout.write(f"{done}/{total}  {what}\n")
+                sys.stdout.flush()
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with RichProgress(*columns, console=Console()) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield show
 
 
 def clock(seconds: float) -> str:

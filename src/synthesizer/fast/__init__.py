@@ -32,6 +32,7 @@ from synthesizer.places import visible_keys
 from synthesizer.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
+SHORT = 64  # up to here a tensor of all pairs fits the cache, and blocks only cost
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
 def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
     if _is_held(call):
         return Choice("frozen", "freeze() holds its probabilities")
+    if path == "auto" and 1 < call.num_queries <= SHORT and not num_outer(synthesis):
+        return Choice("plain", "so short that all pairs fit the cache")
     if synthesis.looks_at == "nothing":
         return Choice("table", "no token has a say")
     if call.dropout > 0.0:
@@ -100,7 +103,8 @@ def _is_held(call: Call) -> bool:
     if call.frozen is None or torch.is_grad_enabled() or call.mask is not None:
         return False
     length = call.frozen.shape[-1]
-    return call.bias is None and (call.causal or call.num_keys == length)
+    fits = call.num_keys <= length if call.causal else call.num_keys == length
+    return fits and call.bias is None
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
