@@ -108,7 +108,7 @@ p { margin: 0.4rem 0; max-width: 75ch; }
 .answer { font-size: clamp(1.05rem, 2.6vw, 1.3rem); font-weight: 600; max-width: 60ch; }
 .note, figcaption, caption { color: var(--muted); font-size: 0.88rem; }
 .figures { display: grid; gap: 1rem 2rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
 figure h3 { margin: 0 0 0.3rem; }
 figure { margin: 0.5rem 0; min-width: 0; max-width: 36rem; }
 figure svg { width: 100%; height: auto; display: block; color: var(--text); }
