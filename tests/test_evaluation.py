@@ -155,6 +155,14 @@ def test_maps_are_cropped_to_their_budget():
     assert arrays["decoder.map"].nbytes <= 48_000
 
 
+def test_a_universal_model_is_inspected_step_by_step():
+    model = tiny_model(SynthesizerForCausalLM, "random+dot", universal=True, num_layers=3)
+    ids = torch.tensor([[2, 3, 4]])
+    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
+    assert arrays["decoder.layers"].tolist() == [0, 1, 2]
+    assert len(arrays["decoder.sharpness"]) == len(arrays["decoder.alphas"]) == 3
+
+
 def test_a_model_without_attention_can_be_inspected():
     model = tiny_model(SynthesizerForCausalLM, "none")
     ids = torch.tensor([[2, 3]])
@@ -195,6 +203,7 @@ def test_random_attention_costs_less_arithmetic_and_half_the_cache():
     assert cache_bytes_per_token(random) == 2 * 12 * 4
     encoder = tiny_model(SynthesizerForSequenceClassification, num_labels=2).config
     assert cache_bytes_per_token(encoder) is None
+    assert cache_bytes_per_token(tiny_model(SynthesizerForCausalLM, "lightconv").config) == 0
 
 
 def test_parts_sum_to_all_parameters_and_tied_ones_count_once():

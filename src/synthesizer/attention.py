@@ -28,6 +28,7 @@ from synthesizer.places import (
     in_order,
     locate,
     too_long,
+    visible_keys,
 )
 from synthesizer.synthesis import DotProduct, Size, build_synthesis
 
@@ -270,41 +271,29 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
     ) -> Tensor:
-        output, _ = self.attend(x, keys, values, attention_mask=attention_mask)
-        return output
+        if self.dropout and self.training:
+            return self.attend(x, keys, values, attention_mask=attention_mask)[0]
+        visible = self._visible(x, keys, attention_mask)
+        return self.output(fast.attend_across(self.synthesis, x, keys, values, visible))
 
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout."""
-        num_keys = keys.shape[-2]
-        if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], num_keys)
-        visible = visible_keys(attention_mask, False, x.shape[1], num_keys, x.device)
+        visible = self._visible(x, keys, attention_mask)
         weights = masked_softmax(self.synthesis(x, keys, None, None), visible)
         dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared=False)
         return self.output(look(dropped, values)), weights
+
+    def _visible(self, x: Tensor, keys: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        if attention_mask is not None:
+            check_mask(attention_mask, x.shape[0], keys.shape[-2])
+        return visible_keys(attention_mask, False, x.shape[1], keys.shape[-2], x.device)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, S, D) -> (B, H, S, K)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def visible_keys(
-    attention_mask: Tensor | None,
-    causal: bool,
-    num_queries: int,
-    num_keys: int,
-    device: torch.device,
-) -> Tensor | None:
-    """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
-    visible = None if attention_mask is None else attention_mask.bool()[:, None, None]
-    if causal:
-        slots = torch.arange(num_keys, device=device)
-        past = slots <= slots[num_keys - num_queries :, None]  # (T, S)
-        visible = past[None, None] if visible is None else visible & past
-    return visible
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:

@@ -208,7 +208,8 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         mask = _unless_all_real(attention_mask)
         counted = locate(mask, None, num_keys, x.device)
         positions = _reconcile(position_ids, counted, mask, past)
-        return Context(mask, positions, keep_weights=wanted.attentions)
+        told = positions is not counted
+        return Context(mask, positions, told, keep_weights=wanted.attentions)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

@@ -12,18 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
-from synthesizer.models import (
-    SynthesizerForCausalLM,
-    SynthesizerForConditionalGeneration,
-    SynthesizerForSequenceClassification,
-)
+from synthesizer.models import MODELS
 from synthesizer.recipe import Recipe
-
-MODELS = {
-    "decoder": SynthesizerForCausalLM,
-    "encoder_decoder": SynthesizerForConditionalGeneration,
-    "encoder": SynthesizerForSequenceClassification,
-}
 
 
 def build_config(

@@ -3,6 +3,7 @@
 Each verb imports what it needs inside itself, so that --help, list and recipes start at once.
 """
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -156,6 +157,62 @@ def generate(
 
 
 @app.command()
+def compare(
+    recipe: Annotated[
+        str, typer.Argument(help="A built-in recipe, a .toml file, or your data: .csv, .txt, ...")
+    ] = "python-docs",
+    synthesis: Annotated[
+        list[str] | None, typer.Option(help="A row; by default the paper's Table 2 and controls.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per row; by default 3.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Workers; by default all cores.")] = None,
+    match: Annotated[
+        str, typer.Option(help="none, params or flops: what d_ff makes equal in all rows.")
+    ] = "none",
+    tune: Annotated[int, typer.Option(min=0, help="Trials per row that choose its rates.")] = 0,
+    margin: Annotated[
+        float | None, typer.Option(min=0, help="What counts as no worse; by default per metric.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, fewer steps, no verdict.")] = (
+        False
+    ),
+    baselines: Annotated[bool, typer.Option("--baselines", help="Add the other systems.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the single runs, and stop.")] = False,
+    overrides: Overrides = None,
+    plain: Plain = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Study directory; by default runs/RECIPE-HASH.")
+    ] = None,
+) -> None:
+    """Answer whether a task needs dot-product attention: train every row, fairly, and report.
+
+    Interrupted and started again it goes on where it was.
+    """
+    from synthesizer import study
+    from synthesizer.plan import Asked
+
+    asked = Asked(
+        recipe=recipe,
+        syntheses=tuple(synthesis or ()),
+        seeds=seeds,
+        jobs=jobs,
+        match=match,
+        tune=tune,
+        margin=margin,
+        quick=quick,
+        baselines=baselines,
+        overrides=tuple(overrides or ()),
+        out=out,
+        command=shlex.join(["synthesizer", *sys.argv[1:]]),
+    )
+    if plan:
+        for line in study.list_commands(asked):
+            _say(line)
+        return
+    _report([study.compare(asked, _say, plain=plain).out])
+
+
+@app.command()
 def report(
     dirs: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Runs, or directories that hold some.")
@@ -165,16 +222,79 @@ def report(
     ] = None,
 ) -> None:
     """Turn run directories into report.html, report.md and table.csv."""
-    try:
-        from synthesizer.report import summarize_all, write_report
-    except ImportError as error:
-        raise UserError(
-            f"a report needs {error.name}, which is not installed; "
-            "run pip install 'synthesizer-attention[train]'"
-        ) from None
-    for summary in summarize_all(dirs):
-        _say(f"{summary.question} {summary.answer}")
-    _say(str(write_report(dirs, out)))
+    _report(dirs, out)
+
+
+@app.command()
+def bench(
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant; by default all.")
+    ] = None,
+    modes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode", help="train, inference, lm, classifier, seq2seq, decode; may be repeated."
+        ),
+    ] = None,
+    views: Annotated[
+        list[str] | None, typer.Option("--view", help="causal, full, padded; may be repeated.")
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Tokens of a sequence; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch.")] = 4096,
+    d_model: Annotated[int, typer.Option(min=1, help="Width.")] = 512,
+    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 8,
+    num_layers: Annotated[int, typer.Option(min=1, help="Layers of a whole model.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all variants in turn.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Add what one would pick instead: PyTorch's, GPT-2.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say which path each variant takes, and stop.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("bench"),
+    plain: Plain = False,
+) -> None:
+    """Time every variant beside dot product attention, in the same rounds."""
+    _quiet_libraries()
+    import torch
+
+    from synthesizer import benchmark
+
+    torch.set_num_threads(threads)
+    defaults = benchmark.Plan()
+    plan = benchmark.Plan(
+        variants=tuple(variants or defaults.variants),
+        modes=tuple(modes or defaults.modes),
+        views=tuple(views or defaults.views),
+        lengths=tuple(lengths or defaults.lengths),
+        tokens=tokens,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        rounds=rounds,
+        device=device,
+        peers=peers,
+    )
+    if explain:
+        table = Table("variant", "view", "length", "path", "because")
+        for line in benchmark.explain(plan):
+            table.add_row(*line)
+        _print(table)
+        return
+    from synthesizer.benchmark.writing import cells, write
+    from synthesizer.progress import open_count
+
+    with open_count(plain=plain) as tell:
+        result = benchmark.bench(plan, tell)
+    for row in result.rows:
+        shown = cells(row)
+        where = f"{row.mode} {row.view} T={row.length}"
+        _say(f"{where:28} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
+    _say(str(write(result, "synthesizer " + " ".join(sys.argv[1:]), out)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,6 +312,30 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def _report(dirs: list[Path], out: Path | None = None) -> None:
+    """Write the report of runs; print its tables, answers and place."""
+    try:
+        from synthesizer.report import summarize_all, write
+        from synthesizer.report.tables import brief
+    except ImportError as error:
+        raise UserError(
+            f"a report needs {error.name}, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    summaries = summarize_all(dirs)
+    for summary in summaries:
+        head, rows = brief(summary)
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        _print(table)
+        for line in summary.lines:
+            if line.state:
+                _say(f"{line.row.label}: {line.state}")
+        _say(f"{summary.question} {summary.answer}")
+    _say(str(write(summaries, out or dirs[0])))
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

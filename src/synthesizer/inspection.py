@@ -106,8 +106,8 @@ def alphas_of(model: SynthesizerPreTrainedModel, stack: str) -> Array | None:
         if isinstance(attention.synthesis, Mixture)
     }
     nothing = np.empty((model.config.num_heads, 0))
-    num_layers = len(getattr(model.base_model, stack).layers)
-    found = [mixtures.get(index, nothing) for index in range(num_layers)]
+    whole = getattr(model.base_model, stack)
+    found = [mixtures.get(step % len(whole.layers), nothing) for step in range(whole.num_steps)]
     widest = max(part.shape[1] for part in found)
     if widest == 0:
         return None
@@ -140,9 +140,10 @@ def _watch(
     args: tuple[Tensor],
     given: dict[str, Any],
 ) -> None:
-    """Note the weights of a call that is about to be made."""
+    """Note the weights of a call to come; a universal layer is called at each step."""
     asked: dict[str, Any] = {name: value for name, value in given.items() if name != "cache"}
-    found.append(Seen(layer, attention.weights(args[0], **asked)))
+    step = sum(seen.layer >= layer for seen in found)
+    found.append(Seen(layer + step, attention.weights(args[0], **asked)))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:

@@ -123,6 +123,7 @@ class Context:
 
     attention_mask: Tensor | None  # (B, S)
     positions: Tensor  # (S,) or (B, S)
+    told: bool = False  # whether they were given, and do not just count the mask
     bias: Tensor | None = None  # (1 or B, H, T, S)
     memory_mask: Tensor | None = None  # (B, S of the memory)
     keep_weights: bool = False
@@ -185,7 +186,7 @@ class Layer(GradientCheckpointingLayer):
             y = self.attention(
                 x_in,
                 attention_mask=mask,
-                position_ids=context.positions,
+                position_ids=context.positions if context.told else None,
                 bias=context.bias,
                 cache=cache,
             )
@@ -193,7 +194,7 @@ class Layer(GradientCheckpointingLayer):
         y, weights = self.attention.attend(
             x_in,
             attention_mask=mask,
-            position_ids=context.positions,
+            position_ids=context.positions if context.told else None,
             bias=context.bias,
             cache=cache,
         )
@@ -204,10 +205,12 @@ class Layer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if self.cross is None or memory is None:
             return x, None
-        y, weights = self.cross.attend(
-            self._enter(x, self.cross_norm), *memory, attention_mask=context.memory_mask
-        )
-        return self._leave(x, y, self.cross_norm), weights if context.keep_weights else None
+        x_in, weights = self._enter(x, self.cross_norm), None
+        if context.keep_weights:
+            y, weights = self.cross.attend(x_in, *memory, attention_mask=context.memory_mask)
+        else:
+            y = self.cross(x_in, *memory, attention_mask=context.memory_mask)
+        return self._leave(x, y, self.cross_norm), weights
 
     def _enter(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         return norm(x) if norm is not None and self.pre_norm else x

@@ -38,6 +38,22 @@ def in_order(attention_mask: Tensor | None, position_ids: Tensor | None, num_key
     return bool((position_ids == slots).all())
 
 
+def visible_keys(
+    attention_mask: Tensor | None,
+    causal: bool,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> Tensor | None:
+    """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
+    visible = None if attention_mask is None else attention_mask.bool()[:, None, None]
+    if causal:
+        slots = torch.arange(num_keys, device=device)
+        past = slots <= slots[num_keys - num_queries :, None]  # (T, S)
+        visible = past[None, None] if visible is None else visible & past
+    return visible
+
+
 def too_long(length: int, max_len: int) -> UserError:
     """The error for a sequence that no table has positions for."""
     return UserError(

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -14,6 +16,10 @@ class Progress(Protocol):
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         """Training is at a step: its loss, tokens per second, and seconds left."""
+        ...
+
+    def measure(self, step: int, metric: str, value: float) -> None:
+        """The main metric was measured on validation."""
         ...
 
     def say(self, text: str) -> None:
@@ -30,6 +36,8 @@ class Quiet:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
 
+    def measure(self, step: int, metric: str, value: float) -> None: ...
+
     def say(self, text: str) -> None: ...
 
     def close(self) -> None: ...
@@ -40,6 +48,9 @@ class Lines:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
+
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
@@ -73,6 +84,9 @@ class Bar:
             left=clock(left),
         )
 
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
+
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -105,6 +119,30 @@ class Pace:
 def open_progress(*, plain: bool) -> Progress:
     """A bar where stdout is a terminal, unless plain lines are asked for."""
     return Lines() if plain or not sys.stdout.isatty() else Bar()
+
+
+@contextmanager
+def open_count(*, plain: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar that counts, or a line whenever something else begins."""
+    if plain or not sys.stdout.isatty():
+        said: list[str] = []
+
+        def tell(done: int, total: int, what: str) -> None:
+            if said[-1:] != [what]:
+                said.append(what)
+                sys.stdout.write(f"{done}/{total}  {what}\n")
+                sys.stdout.flush()
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with RichProgress(*columns, console=Console()) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield show
 
 
 def clock(seconds: float) -> str:

@@ -91,6 +91,7 @@ class Model(_Part):
     dropout: Share = 0.1
     attention_dropout: Share = 0.0
     pooling: Literal["cls", "mean"] = "mean"
+    universal: bool = False  # one layer's weights at every depth, as a Universal Transformer
 
 
 class Train(_Part):
@@ -151,6 +152,7 @@ class Recipe(_Part):
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
     paper: str | None = None  # key into paper.toml
+    chosen_for: str | None = None  # the synthesis whose validation score chose lr and table_rate
     data: Data = Data()
     text: Text = Text()
     model: Model = Model()

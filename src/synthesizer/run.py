@@ -168,8 +168,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def default_path(recipe: Recipe) -> Path:
     """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
+    return Path("runs") / recipe.name / spec_folder(recipe) / f"seed{recipe.seed}"
+
+
+def spec_folder(recipe: Recipe) -> str:
+    """What the runs of a recipe's synthesis are filed under."""
     specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
-    return Path("runs") / recipe.name / "--".join(specs).replace(":", "_") / f"seed{recipe.seed}"
+    return "--".join(specs).replace(":", "_")
 
 
 def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:

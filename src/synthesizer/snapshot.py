@@ -39,7 +39,7 @@ def restore(model: nn.Module, optimizer: optim.Optimizer, checkpoint: Checkpoint
     """Put a checkpoint's weights and optimizer back, sharded as they are now."""
     weights: dict[str, Any] = dict(checkpoint.part(WEIGHTS))
     set_model_state_dict(model, weights, options=FIRST)
-    remembered: dict[str, dict[str, Tensor]] = {}
+    remembered: dict[str, Any] = {}
     for path, tensor in checkpoint.part(OPTIMIZER).items():
         name, _, key = path.rpartition("/")
         remembered.setdefault(name, {})[key] = tensor

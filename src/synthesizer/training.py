@@ -29,6 +29,7 @@ from synthesizer.checkpoint import (
     prune,
     write_checkpoint,
 )
+from synthesizer.cost import forget_peak_memory
 from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
@@ -64,6 +65,7 @@ def fit(
     run.claim(recipe)
     if run.is_finished:
         return run.result()
+    forget_peak_memory()
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
@@ -255,7 +257,7 @@ class Loop:
         weights = self._weights() if better else {}
         if self.accelerator.is_main_process:
             self._record({"validation": scores.metrics})
-            self.progress.say(f"step {state.step}  validation {task.main_metric} {value:.4f}")
+            self.progress.measure(state.step, task.main_metric, value)
             if better:
                 tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
                 path = checkpoint_path(self.run.checkpoints, "best", state.step)

@@ -28,9 +28,11 @@ from synthesizer.fast.table import (
     probabilities,
 )
 from synthesizer.fast.terms import Terms, is_known, num_outer, terms_of
+from synthesizer.places import visible_keys
 from synthesizer.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
+SHORT = 64  # up to here a tensor of all pairs fits the cache, and blocks only cost
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         return Choice("plain", "no sum of the known terms")
     if call.x.shape[0] == 0 or call.x.is_meta:
         return Choice("plain", "nothing to compute")
+    if isinstance(synthesis, DotProduct) and call.bias is None and call.dropout == 0.0:
+        return Choice("fused", "one bilinear term, whatever the positions")
+    if torch.compiler.is_compiling():
+        return Choice("plain", "compiling: the paths below look at what a mask holds")
     if not call.in_order:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
@@ -81,13 +87,10 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
 
 
 def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
-    alone = call.bias is None and isinstance(synthesis, DotProduct)
-    if alone and call.dropout == 0.0 and call.mask is None:
-        return Choice("fused", "one bilinear term")
-    if torch.compiler.is_compiling():
-        return Choice("plain", "compiling: its blocks are Python loops")
     if _is_held(call):
         return Choice("frozen", "freeze() holds its probabilities")
+    if path == "auto" and 1 < call.num_queries <= SHORT and not num_outer(synthesis):
+        return Choice("plain", "so short that all pairs fit the cache")
     if synthesis.looks_at == "nothing":
         return Choice("table", "no token has a say")
     if call.dropout > 0.0:
@@ -100,7 +103,8 @@ def _is_held(call: Call) -> bool:
     if call.frozen is None or torch.is_grad_enabled() or call.mask is not None:
         return False
     length = call.frozen.shape[-1]
-    return call.bias is None and (call.causal or call.num_keys == length)
+    fits = call.num_keys <= length if call.causal else call.num_keys == length
+    return fits and call.bias is None
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
@@ -113,25 +117,32 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         return frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
     terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
     if chosen == "fused":
-        return _fused(terms, call)
+        return _fused(terms, call.values, *_visible(call))
     with torch.autocast(call.values.device.type, enabled=False):
         return _by_table(terms, call) if chosen == "table" else _by_blocks(terms, call)
 
 
-def _fused(terms: Terms, call: Call) -> Tensor:
+def attend_across(
+    synthesis: DotProduct, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None
+) -> Tensor:
+    """A dot product with a memory, by the fused kernel: (B, T, D)."""
+    return _fused(terms_of(synthesis, x, keys, keys.shape[2]), values, visible, is_causal=False)
+
+
+def _fused(terms: Terms, values: Tensor, visible: Tensor | None, is_causal: bool) -> Tensor:
     assert terms.bilinear is not None
-    mask = None
-    if call.causal and 1 < call.num_queries < call.num_keys:
-        ones = torch.ones(call.num_queries, call.num_keys, dtype=torch.bool, device=call.x.device)
-        mask = ones.tril(call.num_keys - call.num_queries)
     output = F.scaled_dot_product_attention(
-        *terms.bilinear,
-        call.values,
-        attn_mask=mask,
-        is_causal=call.causal and call.num_queries == call.num_keys > 1,
-        scale=1.0,
+        *terms.bilinear, values, attn_mask=visible, is_causal=is_causal, scale=1.0
     )
     return output.transpose(1, 2).flatten(-2)
+
+
+def _visible(call: Call) -> tuple[Tensor | None, bool]:
+    """What the fused kernel is told of a mask, or that it is the causal one and nothing else."""
+    if call.mask is None and (not call.causal or call.num_queries in (1, call.num_keys)):
+        return None, call.causal and call.num_queries > 1
+    sizes = (call.num_queries, call.num_keys)
+    return visible_keys(call.mask, call.causal, *sizes, call.x.device), False
 
 
 def _by_table(terms: Terms, call: Call) -> Tensor | None:

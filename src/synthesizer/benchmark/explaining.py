@@ -1,0 +1,30 @@
+"""Which path an attention takes, asked of the attention itself."""
+
+import torch
+
+from synthesizer import fast
+from synthesizer.attention import SyntheticAttention
+from synthesizer.benchmark.cases import Setting
+from synthesizer.mixers import build_mixer
+from synthesizer.synthesis import Size
+
+
+def chosen_path(name: str, setting: Setting) -> fast.Choice:
+    """The path of a variant in a setting, nothing computed."""
+    size = Size(setting.d_model, setting.num_heads, setting.length)
+    mixer = build_mixer(name, size, causal="causal" in setting.view)
+    if not isinstance(mixer, SyntheticAttention):
+        return fast.Choice("its own", "no attention is synthesized")
+    x = torch.empty(1, 1, 1).expand(setting.batch, setting.length, setting.d_model)
+    padded = torch.ones(1, 1, dtype=torch.bool).expand(setting.batch, setting.length)
+    call = fast.Call(
+        x,
+        keys=None,
+        values=x.unflatten(-1, (setting.num_heads, -1)).transpose(1, 2),
+        causal=mixer.causal,
+        mask=padded if "padded" in setting.view else None,
+        bias=None,
+        dropout=0.0,
+        in_order=True,
+    )
+    return fast.choose(mixer.synthesis, call)

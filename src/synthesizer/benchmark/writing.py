@@ -1,0 +1,82 @@
+"""What a benchmark leaves: bench.json, bench.csv and the same as a page with plots."""
+
+import csv
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from synthesizer.benchmark import Result, Row
+from synthesizer.report.page import Plot, Section, figures, page, table
+from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
+
+HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
+
+
+def write(result: Result, command: str, directory: Path) -> Path:
+    """Write all three files and return the page."""
+    directory.mkdir(parents=True, exist_ok=True)
+    told = {"command": command, **result.as_dict()}
+    (directory / "bench.json").write_text(json.dumps(told, indent=1) + "\n")
+    with (directory / "bench.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in result.rows)
+    path = directory / "report.html"
+    path.write_text(_page(result, command))
+    return path
+
+
+def _page(result: Result, command: str) -> str:
+    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in result.machine.items())
+    sections = []
+    for mode, view in dict.fromkeys((row.mode, row.view) for row in result.rows):
+        rows = [row for row in result.rows if (row.mode, row.view) == (mode, view)]
+        lengths = sorted({row.length for row in rows})
+        body = "".join(
+            table(HEAD, [cells(row) for row in rows if row.length == length], caption=f"T={length}")
+            for length in lengths
+        )
+        if len(lengths) > 1:
+            plot = Plot(speed_by_length(rows), "Times as fast as dot, by best rounds.")
+            body = figures([plot]) + body
+        sections.append(Section(f"{mode} {view}".strip(), body))
+    return page("Speed and memory", sections, f"<p>{facts}</p><p><code>{command}</code></p>")
+
+
+def cells(row: Row) -> list[str]:
+    """A row as a reader wants it."""
+    return [
+        row.variant,
+        f"{row.speed:.2f}",
+        f"{row.speed_low:.2f} to {row.speed_high:.2f}",
+        f"{row.best_seconds * 1e3:.1f}",
+        f"{row.tokens_per_second:,.0f}",
+        "" if row.saved_bytes is None else f"{row.saved_bytes / 1e6:.1f}",
+        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.1f}",
+        "" if row.gemm_fraction is None else f"{row.gemm_fraction:.0%}",
+    ]
+
+
+def speed_by_length(rows: list[Row]) -> str:
+    """One curve per variant: times as fast as dot against the length."""
+    names = list(dict.fromkeys(row.variant for row in rows))
+    lengths = sorted({row.length for row in rows})
+    with drawing(4.2) as (figure, axes):
+        ends = []
+        for place, name in enumerate(names):
+            look = look_of(place)
+            mine = sorted((row.length, row.speed) for row in rows if row.variant == name)
+            xs, ys = [point[0] for point in mine], [point[1] for point in mine]
+            axes.plot(xs, ys, color=look["color"], linestyle=look["linestyle"], linewidth=1.5)
+            ends.append(End(xs[-1], ys[-1], name, look))
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(lengths))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticklabels([str(length) for length in lengths])
+        axes.set_xlabel("length, at a fixed number of tokens")
+        axes.set_ylabel("times as fast as dot")
+        figure.draw_without_rendering()
+        name_at_right(axes, ends)
+        return to_svg(figure, "times as fast as dot by length, one curve per variant")

@@ -1,0 +1,277 @@
+"""The fast paths equal the plain one, in outputs and gradients, and keep less for backward."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
+
+from synthesizer import fast
+from synthesizer.attention import SyntheticAttention, ValueCache
+from synthesizer.errors import UserError
+from variants import EVERY, TABLES, redrawn, tokens
+
+H, D = 3, 12
+ANY_LENGTH = [spec for spec in EVERY if spec != "factorized_dense:a=2:b=4"] + [
+    "factorized_dense:a=2"
+]
+MASKS = ("none", "right", "left", "holes", "nothing real")
+every_synthesis = pytest.mark.parametrize("spec", ANY_LENGTH)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 6e-2}
+
+
+def attention(spec, *, length=7, max_len=None, causal=False, dropout=0.0, path="fast"):
+    max_len = max_len or length
+    built = SyntheticAttention(D, H, max_len, spec, causal=causal, dropout=dropout, path=path)
+    return redrawn(built)
+
+
+def mask_of(kind, batch, length):
+    if kind == "none":
+        return None
+    mask = torch.zeros(batch, length, dtype=torch.bool)
+    for b in range(batch):
+        real = max(1, length - b * length // (batch + 1) - (b + 1) // 2)
+        mask[b, : real if kind == "right" else length] = True
+        if kind == "left":
+            mask[b, : length - real] = False
+        elif kind == "holes":
+            mask[b, b % 2 :: 3] = False
+        elif kind == "nothing real" and b == 0:
+            mask[b] = False
+    return mask
+
+
+def results(layer, x, path, **given):
+    """The output, and the gradients of the input and of every parameter."""
+    layer.path = path
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x, **given)
+    spread = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
+    (y * spread.to(y.dtype)).sum().backward()
+    grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    return {"output": y.detach(), "input": x.grad, **grads}
+
+
+def assert_equal_paths(layer, x, **given):
+    plain, quick = results(layer, x, "plain", **given), results(layer, x, "fast", **given)
+    bound = TOLERANCE[x.dtype]
+    for name, expected in plain.items():
+        close = {"rtol": bound, "atol": bound * max(1.0, float(expected.abs().max()))}
+        torch.testing.assert_close(
+            quick[name], expected, **close, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def path_of(layer, x, **given):
+    """Which path a call would take."""
+    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0, "in_order": True}
+    keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
+    call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
+    return fast.choose(layer.synthesis, call, layer.path).path
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    spec=st.sampled_from(ANY_LENGTH),
+    kind=st.sampled_from(MASKS),
+    causal=st.booleans(),
+    batch=st.integers(1, 3),
+    length=st.sampled_from([1, 2, 5, 70]),
+    longer=st.sampled_from([0, 3]),
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32, torch.bfloat16]),
+    biased=st.booleans(),
+)
+def test_fast_equals_plain(spec, kind, causal, batch, length, longer, dtype, biased):
+    layer = attention(spec, length=length, max_len=length + longer, causal=causal).to(dtype)
+    if dtype == torch.bfloat16:  # so small that neither path's rounding is amplified
+        for parameter in layer.parameters():
+            parameter.data *= 0.3
+    x, bias = tokens(batch, length, D).to(dtype), None
+    if biased:
+        bias = tokens(1, H, length, length).to(dtype)
+    assert_equal_paths(layer, x, attention_mask=mask_of(kind, batch, length), bias=bias)
+
+
+@every_synthesis
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_meet_without_a_seam(spec, causal, monkeypatch):
+    """Many small blocks, cut across heads, examples, rows and the period of an outer product."""
+    monkeypatch.setattr(fast.blocks, "CACHED", 200)
+    monkeypatch.setattr(fast.blocks, "FEWEST_ROWS", 5)
+    monkeypatch.setattr(fast.blocks, "MOST_ROWS", 5)
+    monkeypatch.setattr(fast.table, "FEWEST_ROWS", 5)
+    layer, x = attention(spec, length=23, causal=causal), tokens(3, 23, D)
+    assert_equal_paths(layer, x)
+    assert_equal_paths(layer, x, attention_mask=mask_of("right", 3, 23))
+
+
+@every_synthesis
+@pytest.mark.parametrize("kind", ["none", "right"])
+def test_large_logits_stay_exact(spec, kind):
+    """Logits of 1e4 underflow a shared softmax; where they do, the plain path is taken."""
+    layer, x = attention(spec, length=9, causal=True), tokens(2, 9, D)
+    for parameter in [*layer.synthesis.parameters(), *layer.synthesis.buffers()]:
+        parameter.data *= 1e4 if parameter.shape[-1] == 9 else 30.0
+    assert_equal_paths(layer, x, attention_mask=mask_of(kind, 2, 9))
+
+
+def test_what_an_example_sees_may_vanish_from_the_shared_softmax():
+    layer = attention("random", length=3)
+    layer.synthesis.table.data[..., 2] = 1e4
+    x, mask = tokens(2, 3, D), torch.tensor([[True, True, True], [True, True, False]])
+    assert_equal_paths(layer, x, attention_mask=mask)
+    assert layer(x, attention_mask=mask).abs().sum(-1).min() > 1e-3
+
+
+@every_synthesis
+def test_an_empty_batch_gives_an_empty_result(spec):
+    layer = attention(spec)
+    assert layer(tokens(0, 7, D)).shape == (0, 7, D)
+    assert layer(tokens(0, 7, D), attention_mask=torch.ones(0, 7)).shape == (0, 7, D)
+
+
+@every_synthesis
+@pytest.mark.parametrize("steps", [[1, 1, 1, 4], [3, 4], [7]])
+def test_decoding_step_by_step_gives_what_training_saw(spec, steps):
+    layer, x, cache = attention(spec, max_len=9, causal=True).eval(), tokens(2, 7, D), ValueCache()
+    with torch.no_grad():
+        pieces = [layer(piece, cache=cache) for piece in x.split(steps, dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), results(layer, x, "plain")["output"])
+
+
+@pytest.mark.parametrize("spec", TABLES)
+@pytest.mark.parametrize("kind", ["none", "right"])
+def test_dropout_draws_the_same_weights_as_the_plain_path(spec, kind):
+    layer, x = attention(spec, causal=True, dropout=0.4), tokens(2, 7, D)
+    mask = mask_of(kind, 2, 7)
+    outputs = {}
+    for path in ("plain", "fast"):
+        torch.manual_seed(5)
+        outputs[path] = results(layer, x, path, attention_mask=mask)
+    for name, expected in outputs["plain"].items():
+        torch.testing.assert_close(outputs["fast"][name], expected)
+
+
+def test_dropout_keeps_the_mean_and_its_rate():
+    """Each of 400 draws keeps a weight with probability 0.75 and divides it by that."""
+    layer, x = attention("random", length=4, dropout=0.25), tokens(1, 4, D)
+    with torch.no_grad():
+        draws = torch.stack([layer(x) for _ in range(400)])
+        expected = layer.eval()(x)
+    error = (draws.mean(0) - expected).abs() / (draws.std(0) / math.sqrt(400))
+    assert error.max() < 5
+    assert len(draws.unique(dim=0)) > 100
+
+
+def test_dropout_on_pairs_takes_the_plain_path():
+    layer, x = attention("random+dot", dropout=0.1), tokens(1, 7, D)
+    assert path_of(layer, x, dropout=0.1) == "plain"
+    assert path_of(layer, x) == "blocks"
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ("dot", "fused"),
+        ("random", "table"),
+        ("random+factorized_random", "table"),
+        ("dense", "blocks"),
+        ("factorized_dense", "blocks"),
+        ("random+dot", "blocks"),
+        ("factorized_dense+factorized_dense", "plain"),
+    ],
+)
+def test_the_terms_of_a_spec_decide_its_path(spec, path):
+    assert path_of(attention(spec), tokens(2, 7, D)) == path
+
+
+def test_an_unknown_path_is_refused():
+    with pytest.raises(UserError, match="path='quick'; choose from auto, fast, plain"):
+        SyntheticAttention(D, H, 7, "random", path="quick")
+
+
+@pytest.mark.parametrize("spec", TABLES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_freezing_changes_no_output(spec, causal):
+    layer, x = attention(spec, causal=causal, max_len=7).eval(), tokens(2, 7, D)
+    with torch.no_grad():
+        expected, shorter = layer(x), layer(x[:, :5])
+        layer.freeze()
+        assert path_of(layer, x) == "frozen"
+        torch.testing.assert_close(layer(x), expected)
+        torch.testing.assert_close(layer(x[:, :5]), shorter)
+
+
+@pytest.mark.parametrize(
+    "thaw",
+    [
+        lambda layer: layer.train(),
+        lambda layer: layer.resize(9),
+        lambda layer: layer.double(),
+        lambda layer: layer.load_state_dict(layer.state_dict()),
+    ],
+)
+def test_what_may_change_a_table_drops_what_was_held(thaw):
+    layer = attention("random").eval()
+    layer.freeze()
+    assert layer.frozen is not None
+    thaw(layer)
+    assert layer.frozen is None
+
+
+def test_a_frozen_table_still_gets_its_gradient():
+    layer, x = attention("random").eval(), tokens(2, 7, D)
+    layer.freeze()
+    layer(x).sum().backward()
+    assert layer.synthesis.table.grad.abs().sum() > 0
+
+
+def test_freezing_while_training_is_refused():
+    with pytest.raises(UserError, match=r"freeze\(\) is for inference"):
+        attention("random").freeze()
+
+
+def test_freezing_holds_nothing_where_tokens_have_a_say():
+    layer = attention("random+dot").eval()
+    layer.freeze()
+    assert layer.frozen is None
+
+
+def saved_bytes(layer, x, **given):
+    """What one forward pass keeps for backward, parameters and buffers apart, each storage once."""
+    storages, own = {}, {p.untyped_storage().data_ptr() for p in layer.state_dict().values()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = layer(x, **given)
+    del y
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("spec", ["dot", "dense", "factorized_dense", "random+dot", "dense+dot"])
+def test_no_pair_of_every_example_is_kept_for_backward(spec):
+    batch, heads, length, width = 8, 8, 512, 64
+    layer = SyntheticAttention(width, heads, length, spec, causal=True)
+    x = torch.randn(batch, length, width, requires_grad=True)
+    tables = 4 * heads * length**2
+    assert saved_bytes(layer, x) < tables + 20 * 4 * x.numel() < batch * tables / 2
+
+
+@pytest.mark.parametrize("spec", ["random", "fixed_random", "factorized_random"])
+def test_a_table_is_kept_once_for_all_examples(spec):
+    heads, length, width = 8, 512, 64
+    layer = SyntheticAttention(width, heads, length, spec, causal=True)
+    x = torch.randn(16, length, width, requires_grad=True)
+    half, whole = saved_bytes(layer, x[:8]), saved_bytes(layer, x)
+    per_example = (whole - half) / 8
+    assert half - 8 * per_example <= 4 * heads * length**2
+    assert per_example <= 4 * 4 * length * width
