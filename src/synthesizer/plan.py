@@ -3,11 +3,13 @@
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from synthesizer import __version__
 from synthesizer.errors import UserError
 from synthesizer.inference import Guess, infer_recipe, is_data
 from synthesizer.recipe import Recipe, differences, dump, load_recipe, parse_recipe
@@ -181,7 +183,12 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 
 def _fingerprint(recipe: Recipe) -> str:
     """What changes with the data; the members of a mixture are hub sets that do not."""
-    return "" if recipe.data.tasks else open_source(recipe.data, data_folder()).fingerprint
+    if recipe.data.tasks:
+        return "mixture"
+    if recipe.data.builtin and not recipe.data.train:
+        python = ".".join(map(str, sys.version_info[:3]))
+        return f"{recipe.data.builtin} of synthesizer {__version__} on Python {python}"
+    return open_source(recipe.data, data_folder()).fingerprint
 
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:

@@ -14,6 +14,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,12 @@ def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
         raise _cannot_write(path, error) from None
 
 
+@cache
 def provenance() -> dict[str, Any]:
-    """Which code made a result: the commit where it is a checkout, and the libraries' versions."""
+    """Which code makes a result: the commit where it is a checkout, and the libraries' versions.
+
+    Asked once, when the process begins its work: the checkout may change under it.
+    """
     from synthesizer import __version__
 
     versions = {name: metadata.version(name) for name in LIBRARIES}

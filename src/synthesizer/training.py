@@ -39,7 +39,7 @@ from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
 from synthesizer.results import finish, regular_steps
-from synthesizer.run import Run
+from synthesizer.run import Run, provenance
 from synthesizer.snapshot import restore, take_optimizer, take_weights
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
@@ -66,6 +66,7 @@ def fit(
     if run.is_finished:
         return run.result()
     forget_peak_memory()
+    provenance()
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
