@@ -14,7 +14,7 @@ JOBS ?= 2
 .PHONY: run test test-slow check format floor clean
 
 run: $(VENV)/ready
-	$(BIN)/synthesizer demo
+	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
 
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"

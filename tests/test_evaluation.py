@@ -155,12 +155,38 @@ def test_maps_are_cropped_to_their_budget():
     assert arrays["decoder.map"].nbytes <= 48_000
 
 
+def test_a_universal_model_is_inspected_step_by_step():
+    model = tiny_model(SynthesizerForCausalLM, "random+dot", universal=True, num_layers=3)
+    ids = torch.tensor([[2, 3, 4]])
+    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
+    assert arrays["decoder.layers"].tolist() == [0, 1, 2]
+    assert len(arrays["decoder.sharpness"]) == len(arrays["decoder.alphas"]) == 3
+
+
 def test_a_model_without_attention_can_be_inspected():
     model = tiny_model(SynthesizerForCausalLM, "none")
     ids = torch.tensor([[2, 3]])
     assert look_at(model, {"input_ids": ids, "labels": ids}) == {"decoder": []}
     assert set(inspect(model, model, {"input_ids": ids, "labels": ids})) == {"edges"}
     assert alphas_of(model, "decoder") is None
+
+
+def test_other_token_mixers_have_no_weights_to_keep_and_their_neighbours_have():
+    model = tiny_model(SynthesizerForCausalLM, "lightconv,random")
+    ids = torch.tensor([[2, 3, 4]])
+    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
+    assert arrays["decoder.layers"].tolist() == [1]
+    assert arrays["decoder.map"].shape == (1, 3, 3, 3)
+
+
+def test_the_weights_seen_are_those_that_hugging_face_shows():
+    model = tiny_model(SynthesizerForCausalLM, "random+dense").eval()
+    ids = torch.tensor([[2, 3, 4, 5], [6, 7, 0, 0]])
+    inputs = {"input_ids": ids, "attention_mask": ids != 0}
+    shown = model(**inputs, output_attentions=True).attentions
+    seen = look_at(model, {**inputs, "labels": ids})["decoder"]
+    for ours, theirs in zip(seen, shown, strict=True):
+        torch.testing.assert_close(ours.weights, theirs)
 
 
 def test_the_flops_of_dot_product_are_its_formula():
@@ -177,6 +203,7 @@ def test_random_attention_costs_less_arithmetic_and_half_the_cache():
     assert cache_bytes_per_token(random) == 2 * 12 * 4
     encoder = tiny_model(SynthesizerForSequenceClassification, num_labels=2).config
     assert cache_bytes_per_token(encoder) is None
+    assert cache_bytes_per_token(tiny_model(SynthesizerForCausalLM, "lightconv").config) == 0
 
 
 def test_parts_sum_to_all_parameters_and_tied_ones_count_once():

@@ -101,6 +101,12 @@ def test_equal_rows_are_rarely_called_better(seeds):
     assert np.mean(["better" in row for row in words]) <= at_most(LEVEL, len(words))
 
 
+def test_seeds_that_agree_by_luck_leave_the_examples_their_say():
+    (row,) = compared(accuracy("dot", [0.9] * 3), accuracy("row", [0.9] * 3, seed=1))
+    assert row.low < 0 < row.high
+    assert row.word == "undecided"
+
+
 def test_the_quantiles_are_students():
     for freedom in (1, 2, 3, 4, 7, 20, 499):
         for level in (0.05, 0.005, 0.0005):
@@ -198,6 +204,17 @@ def test_less_is_better_for_a_language_model():
     assert found.margin == pytest.approx(0.02 * np.mean(list(dot.scores.values())))
 
 
+def test_an_infinite_perplexity_is_no_verdict_and_no_crash():
+    def windows(label, nll):
+        rows = np.full((50, 4), [nll, 1, 1, 1])
+        value = score("perplexity", rows)
+        return Measured(label, dict.fromkeys((1, 2, 3), value), dict.fromkeys((1, 2, 3), rows))
+
+    rows = [windows("row", 1e4), windows("fine", 2.0)]
+    lost, fine = judge(windows("dot", 2.0), rows, metric="perplexity", higher_is_better=False)
+    assert (lost.word, fine.word) == ("not judged", "no worse")
+
+
 def test_every_margin_is_of_a_metric_and_can_be_read():
     assert str(margin_for("bleu")) == "0.5"
     assert str(margin_for("bits_per_byte")) == "2% of dot's value"
@@ -232,7 +249,8 @@ def test_the_sentence_on_top():
         "No: shift does not even need self-attention; none is no worse than dot (margin 0.5 BLEU)."
     )
     assert said(random="not judged") == (
-        "No verdict: 3 seeds shared with dot on shift gives numbers only; 3 or more give a verdict."
+        "No verdict on shift from 3 seeds shared with dot; 3 give one. "
+        "So far the best row without dot product is random, 0 worse than dot."
     )
     assert said() == "No verdict: there is no finished pair of dot and another row on shift."
     assert said(random_and_dot="no worse") == (

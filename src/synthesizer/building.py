@@ -6,26 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
-from synthesizer.models import (
-    SynthesizerForCausalLM,
-    SynthesizerForConditionalGeneration,
-    SynthesizerForSequenceClassification,
-)
+from synthesizer.models import MODELS
 from synthesizer.recipe import Recipe
-
-MODELS = {
-    "decoder": SynthesizerForCausalLM,
-    "encoder_decoder": SynthesizerForConditionalGeneration,
-    "encoder": SynthesizerForSequenceClassification,
-}
 
 
 def build_config(
@@ -55,7 +43,7 @@ def build_model(
     model = MODELS[str(config.kind)](config)
     initialize_by_name(model, recipe.seed)
     if recipe.train.start_from is not None:
-        start_from(model, Path(recipe.train.start_from))
+        start_from(model, Path(recipe.train.start_from), recipe.seed)
     return model
 
 
@@ -80,17 +68,21 @@ def stable_seed(*words: object) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
-def start_from(model: nn.Module, run: Path) -> None:
-    """Take over the weights of another run, which must be of the same shape."""
-    path = run / "model" / "model.safetensors"
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError):
+def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
+    """Take over the weights of another run, its tables grown or cropped to this model's lengths."""
+    config, home = model.config, run / "model"
+    if not (home / "model.safetensors").exists():
         raise UserError(
-            f"train.start_from={run} holds no {path.relative_to(run)} that can be read; "
-            "name the directory of a finished run"
-        ) from None
-    load_weights(model, weights, str(run))
+            f"train.start_from={run} holds no model/; name the directory of a finished run"
+        )
+    old_config = SynthesizerConfig.from_pretrained(home)
+    old: SynthesizerPreTrainedModel = MODELS[str(old_config.kind)].from_pretrained(home)
+    lengths = (config.max_len, config.decoder_max_len)
+    if lengths != (old_config.max_len, old_config.decoder_max_len):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stable_seed(seed, "grown from", run.name))
+            old.resize(*lengths)
+    load_weights(model, unique_weights(old), str(run))
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:

@@ -11,12 +11,13 @@ from synthesizer.building import build_config, rough_config
 from synthesizer.config import SynthesizerConfig
 from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
 from synthesizer.errors import UserError
+from synthesizer.launch import open_accelerator
 from synthesizer.progress import Quiet, clock
 from synthesizer.recipe import Recipe, dump
 from synthesizer.run import Run
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
-from synthesizer.training import Loop, open_accelerator
+from synthesizer.training import Loop
 
 TRIED = 4  # steps, the first of which warms up
 

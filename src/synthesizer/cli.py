@@ -3,6 +3,7 @@
 Each verb imports what it needs inside itself, so that --help, list and recipes start at once.
 """
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,10 +38,12 @@ def list_variants() -> None:
     """List the variants: what each computes, learns and looks at."""
     from synthesizer.spec import ALIASES, variants
 
-    table = Table("name", "paper", "logits", "parameters", "looks at")
-    for variant in variants().values():
-        facts = (variant.name, variant.paper, variant.equation)
-        table.add_row(*map(escape, facts), variant.parameters, variant.looks_at)
+    table = Table("name", "paper", "what it computes", "parameters", "looks at")
+    for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
+        if variant.baseline:
+            table.add_section()
+        facts = (variant.name, variant.paper, variant.equation, variant.parameters)
+        table.add_row(*map(escape, facts), variant.looks_at)
     _print(table)
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
@@ -52,24 +55,13 @@ def list_variants() -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer.recipe import load_recipe, recipe_names
+    from synthesizer.catalog import summarize_recipes
 
-    table = Table("name", "task", "data", "layers x width", "length", "steps x tokens", "cost")
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        model, train, source = recipe.model, recipe.train, recipe.data
-        data = f"built in: {source.builtin}" if source.builtin else source.hub or source.local
-        table.add_row(
-            name,
-            recipe.task,
-            str(data or "yours: --set data.train=FILE"),
-            f"{model.num_layers} x {model.d_model}",
-            str(model.max_len),
-            f"{train.steps:,} x {train.batch_tokens * train.accumulate:,}",
-            f"{recipe.rough_flops():.0e} FLOPs",
-        )
+    table = Table("name", "task", "data", "size", "rough cost")
+    for summary in summarize_recipes():
+        facts = (summary.name, summary.task, summary.data, summary.size, summary.cost)
+        table.add_row(*map(escape, facts))
     _print(table)
-    _say("1e+13 FLOPs are about a minute of one CPU core, 1e+18 about an hour of one large GPU.")
     _say("`synthesizer train NAME --check` tells parameters, FLOPs, data and time.")
 
 
@@ -165,6 +157,62 @@ def generate(
 
 
 @app.command()
+def compare(
+    recipe: Annotated[
+        str, typer.Argument(help="A built-in recipe, a .toml file, or your data: .csv, .txt, ...")
+    ] = "python-docs",
+    synthesis: Annotated[
+        list[str] | None, typer.Option(help="A row; by default the paper's Table 2 and controls.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per row; by default 3.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Workers; by default all cores.")] = None,
+    match: Annotated[
+        str, typer.Option(help="none, params or flops: what d_ff makes equal in all rows.")
+    ] = "none",
+    tune: Annotated[int, typer.Option(min=0, help="Trials per row that choose its rates.")] = 0,
+    margin: Annotated[
+        float | None, typer.Option(min=0, help="What counts as no worse; by default per metric.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, fewer steps, no verdict.")] = (
+        False
+    ),
+    baselines: Annotated[bool, typer.Option("--baselines", help="Add the other systems.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the single runs, and stop.")] = False,
+    overrides: Overrides = None,
+    plain: Plain = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Study directory; by default runs/RECIPE-HASH.")
+    ] = None,
+) -> None:
+    """Answer whether a task needs dot-product attention: train every row, fairly, and report.
+
+    Interrupted and started again it goes on where it was.
+    """
+    from synthesizer import study
+    from synthesizer.plan import Asked
+
+    asked = Asked(
+        recipe=recipe,
+        syntheses=tuple(synthesis or ()),
+        seeds=seeds,
+        jobs=jobs,
+        match=match,
+        tune=tune,
+        margin=margin,
+        quick=quick,
+        baselines=baselines,
+        overrides=tuple(overrides or ()),
+        out=out,
+        command=shlex.join(["synthesizer", *sys.argv[1:]]),
+    )
+    if plan:
+        for line in study.list_commands(asked):
+            _say(line)
+        return
+    _report([study.compare(asked, _say, plain=plain).out])
+
+
+@app.command()
 def report(
     dirs: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Runs, or directories that hold some.")
@@ -174,16 +222,7 @@ def report(
     ] = None,
 ) -> None:
     """Turn run directories into report.html, report.md and table.csv."""
-    try:
-        from synthesizer.report import summarize_all, write_report
-    except ImportError as error:
-        raise UserError(
-            f"a report needs {error.name}, which is not installed; "
-            "run pip install 'synthesizer-attention[train]'"
-        ) from None
-    for summary in summarize_all(dirs):
-        _say(f"{summary.question} {summary.answer}")
-    _say(str(write_report(dirs, out)))
+    _report(dirs, out)
 
 
 @app.command()
@@ -273,6 +312,30 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def _report(dirs: list[Path], out: Path | None = None) -> None:
+    """Write the report of runs; print its tables, answers and place."""
+    try:
+        from synthesizer.report import summarize_all, write
+        from synthesizer.report.tables import brief
+    except ImportError as error:
+        raise UserError(
+            f"a report needs {error.name}, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    summaries = summarize_all(dirs)
+    for summary in summaries:
+        head, rows = brief(summary)
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        _print(table)
+        for line in summary.lines:
+            if line.state:
+                _say(f"{line.row.label}: {line.state}")
+        _say(f"{summary.question} {summary.answer}")
+    _say(str(write(summaries, out or dirs[0])))
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:

@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
-from synthesizer.building import MODELS
 from synthesizer.config import SynthesizerConfig
+from synthesizer.models import MODELS
 
 PARTS = {
     "synthesis": "attention logits",
@@ -39,7 +41,7 @@ def flops_per_token(config: SynthesizerConfig) -> float:
 
     Counted on the plain path: the counter does not see into fused kernels.
     """
-    model = sketch(config)
+    model = sketch(config).requires_grad_(False)  # the counter hooks gradients, if there are any
     inputs = _longest(config)
     tokens = sum(tensor.shape[1] for tensor in inputs.values() if tensor.dim() == 2)
     counter = FlopCounterMode(display=False)
@@ -52,13 +54,7 @@ def cache_bytes_per_token(config: SynthesizerConfig) -> int | None:
     """What decoding remembers of each token it wrote, in float32; None where nothing decodes."""
     if config.kind == "encoder":
         return None
-    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    given = {"labels": ids} if config.kind == "encoder_decoder" else {}
-    with torch.no_grad():
-        cache: Cache = sketch(config)(input_ids=ids, use_cache=True, **given).past_key_values
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    kept = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
-    return sum(tensor.numel() * 4 for tensor in kept if tensor is not None)
+    return _cache_bytes(config, 2) - _cache_bytes(config, 1)  # a window does not grow
 
 
 def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
@@ -68,12 +64,33 @@ def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
     return model.eval()
 
 
+def forget_peak_memory() -> None:
+    """Let peak_memory count from now on, where the system can: one process may train many runs."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int:
     """The most bytes this process held: on the GPU where there is one, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _cache_bytes(config: SynthesizerConfig, length: int) -> int:
+    ids = torch.zeros(1, length, dtype=torch.long, device="meta")
+    given = {"labels": ids} if config.kind == "encoder_decoder" else {}
+    with torch.no_grad():
+        cache: Cache = sketch(config)(input_ids=ids, use_cache=True, **given).past_key_values
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    kept = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.numel() * 4 for tensor in kept if tensor is not None)
 
 
 def _part_of(name: str) -> str:

@@ -10,13 +10,17 @@
 A stack is "encoder" or "decoder". Nothing here is text.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from synthesizer.attention import SyntheticAttention
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import IGNORED
 from synthesizer.evaluation import evaluating
@@ -28,47 +32,52 @@ EDGES = np.linspace(-6.0, 0.0, 49)
 MAP_BYTES = 48_000  # of all maps together, before compression
 
 
+class Seen(NamedTuple):
+    """The weights (B, H, T, S) that one layer gave."""
+
+    layer: int
+    weights: Tensor
+
+
 def inspect(
     start: SynthesizerPreTrainedModel, end: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]
 ) -> dict[str, Array]:
     """All that attention.npz keeps of a model at its start and its end, on a few examples."""
     before, after = look_at(start, inputs), look_at(end, inputs)
-    shown = sum(len(layers) * layers[0].shape[1] for layers in after.values() if layers)
+    shown = sum(len(seen) * seen[0].weights.shape[1] for seen in after.values() if seen)
     side = int((MAP_BYTES / max(1, shown)) ** 0.5)
     arrays: dict[str, Array] = {"edges": EDGES}
     for stack, layers in after.items():
         if not layers:
             continue
         mask = _mask_of(end, stack, inputs)
-        corner = [_corner(weights, mask, side) for weights in layers]
-        arrays[f"{stack}.map"] = np.stack(corner)
-        arrays[f"{stack}.sharpness"] = np.stack([sharpness(w, mask) for w in layers])
+        moments = ([seen.weights for seen in moment] for moment in (before[stack], layers))
+        arrays[f"{stack}.map"] = np.stack([_corner(seen.weights, mask, side) for seen in layers])
+        arrays[f"{stack}.sharpness"] = np.stack([sharpness(seen.weights, mask) for seen in layers])
         arrays[f"{stack}.histogram"] = np.stack(
-            [
-                np.stack([histogram(weights, mask) for weights in moment])
-                for moment in (before[stack], layers)
-            ]
+            [np.stack([histogram(weights, mask) for weights in moment]) for moment in moments]
         )
-        arrays[f"{stack}.layers"] = np.array(_attending(end, stack), dtype=np.int64)
+        arrays[f"{stack}.layers"] = np.array([seen.layer for seen in layers], dtype=np.int64)
         alphas = alphas_of(end, stack)
         if alphas is not None:
             arrays[f"{stack}.alphas"] = alphas
     return arrays
 
 
-def look_at(
-    model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]
-) -> dict[str, list[Tensor]]:
-    """The weights (B, H, T, S) of every self-attention, stack by stack."""
+def look_at(model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Seen]]:
+    """What every attention of a model gives, stack by stack; other token mixers give nothing."""
     kind = model.config.kind
+    stacks = ("encoder", "decoder") if kind == "encoder_decoder" else (kind,)
+    found: dict[str, list[Seen]] = {stack: [] for stack in stacks}
     given = dict(inputs) if kind == "encoder_decoder" else _without_labels(inputs)
-    with evaluating(model):
-        output = model(**given, output_attentions=True)
-    if kind == "encoder_decoder":
-        found = {"encoder": output.encoder_attentions, "decoder": output.decoder_attentions}
-    else:
-        found = {kind: output.attentions}
-    return {stack: [w for w in layers if w is not None] for stack, layers in found.items()}
+    with ExitStack() as hooks, evaluating(model):
+        for stack in stacks:
+            for index, attention in _attentions(model, stack):
+                watch = partial(_watch, found[stack], index)
+                handle = attention.register_forward_pre_hook(watch, with_kwargs=True)
+                hooks.callback(handle.remove)
+        model(**given)
+    return found
 
 
 def sharpness(weights: Tensor, mask: Tensor) -> Array:
@@ -91,13 +100,14 @@ def histogram(weights: Tensor, mask: Tensor) -> Array:
 
 def alphas_of(model: SynthesizerPreTrainedModel, stack: str) -> Array | None:
     """The weights of the parts of every mixture, NaN where a layer has fewer or none."""
-    layers = getattr(model.base_model, stack).layers
-    found = [
-        layer.attention.synthesis.alphas().detach().cpu().numpy()
-        if layer.attention is not None and isinstance(layer.attention.synthesis, Mixture)
-        else np.empty((model.config.num_heads, 0))
-        for layer in layers
-    ]
+    mixtures = {
+        index: attention.synthesis.alphas().detach().cpu().numpy()
+        for index, attention in _attentions(model, stack)
+        if isinstance(attention.synthesis, Mixture)
+    }
+    nothing = np.empty((model.config.num_heads, 0))
+    whole = getattr(model.base_model, stack)
+    found = [mixtures.get(step % len(whole.layers), nothing) for step in range(whole.num_steps)]
     widest = max(part.shape[1] for part in found)
     if widest == 0:
         return None
@@ -115,9 +125,25 @@ def mean_sharpness(arrays: dict[str, Array]) -> dict[str, float]:
     }
 
 
-def _attending(model: SynthesizerPreTrainedModel, stack: str) -> list[int]:
-    layers = getattr(model.base_model, stack).layers
-    return [index for index, layer in enumerate(layers) if layer.attention is not None]
+def _attentions(
+    model: SynthesizerPreTrainedModel, stack: str
+) -> Iterator[tuple[int, SyntheticAttention]]:
+    for index, layer in enumerate(getattr(model.base_model, stack).layers):
+        if isinstance(layer.attention, SyntheticAttention):
+            yield index, layer.attention
+
+
+def _watch(
+    found: list[Seen],
+    layer: int,
+    attention: SyntheticAttention,
+    args: tuple[Tensor],
+    given: dict[str, Any],
+) -> None:
+    """Note the weights of a call to come; a universal layer is called at each step."""
+    asked: dict[str, Any] = {name: value for name, value in given.items() if name != "cache"}
+    step = sum(seen.layer >= layer for seen in found)
+    found.append(Seen(layer + step, attention.weights(args[0], **asked)))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:

@@ -189,8 +189,9 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         logits = self.score(self.dropout(pooled))
         loss = None
         if labels is not None and self.config.num_labels == 1:
-            loss = F.mse_loss(logits[:, 0], labels.to(logits.dtype))
-            loss = _with_ponder_cost(self, loss, labels, None, output.ponder_cost)
+            errors = F.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction="sum")
+            loss = errors / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+            loss = _with_ponder_cost(self, loss, labels, num_items_in_batch, output.ponder_cost)
         elif labels is not None:
             loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
         return ClassifierOutput(

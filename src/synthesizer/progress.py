@@ -1,6 +1,7 @@
 """How a long job tells where it is: a bar on a terminal, one plain line at a time elsewhere."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,6 +18,10 @@ class Progress(Protocol):
         """Training is at a step: its loss, tokens per second, and seconds left."""
         ...
 
+    def measure(self, step: int, metric: str, value: float) -> None:
+        """The main metric was measured on validation."""
+        ...
+
     def say(self, text: str) -> None:
         """Something happened that is worth a line."""
         ...
@@ -31,6 +36,8 @@ class Quiet:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
 
+    def measure(self, step: int, metric: str, value: float) -> None: ...
+
     def say(self, text: str) -> None: ...
 
     def close(self) -> None: ...
@@ -41,6 +48,9 @@ class Lines:
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
+
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")
@@ -74,11 +84,36 @@ class Bar:
             left=clock(left),
         )
 
+    def measure(self, step: int, metric: str, value: float) -> None:
+        self.say(f"step {step}  validation {metric} {value:.4f}")
+
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bar.stop()
+
+
+class Pace:
+    """Seconds and tokens of training, evaluations and checkpoints aside."""
+
+    def __init__(self, step: int) -> None:
+        self._begin, self._first = time.perf_counter(), step
+        self._seconds, self._tokens = 0.0, 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self._seconds += seconds
+        self._tokens += tokens
+
+    def lap(self) -> tuple[float, int]:
+        """Seconds and tokens since the last lap."""
+        lap = self._seconds, self._tokens
+        self._seconds, self._tokens = 0.0, 0
+        return lap
+
+    def seconds_per_step(self, step: int) -> float:
+        """All that was spent, per step taken here."""
+        return (time.perf_counter() - self._begin) / max(1, step - self._first)
 
 
 def open_progress(*, plain: bool) -> Progress:

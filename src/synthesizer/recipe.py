@@ -91,6 +91,7 @@ class Model(_Part):
     dropout: Share = 0.1
     attention_dropout: Share = 0.0
     pooling: Literal["cls", "mean"] = "mean"
+    universal: bool = False  # one layer's weights at every depth, as a Universal Transformer
 
 
 class Train(_Part):
@@ -151,6 +152,7 @@ class Recipe(_Part):
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
     paper: str | None = None  # key into paper.toml
+    chosen_for: str | None = None  # the synthesis whose validation score chose lr and table_rate
     data: Data = Data()
     text: Text = Text()
     model: Model = Model()
@@ -161,14 +163,6 @@ class Recipe(_Part):
         """Twelve letters that two recipes share only if every key agrees."""
         canonical = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-    def rough_flops(self) -> float:
-        """About what training costs: 6 per token and weight of a dot-product model's layers."""
-        model, train = self.model, self.train
-        d_ff = model.d_ff or 4 * model.d_model
-        layer = 4 * model.d_model**2 + 2 * model.d_model * d_ff
-        tokens = train.steps * train.batch_tokens * train.accumulate
-        return 6.0 * tokens * model.num_layers * layer
 
 
 def load_recipe(

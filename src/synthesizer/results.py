@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
-from synthesizer.building import MODELS, build_model, load_weights
+from synthesizer.building import build_model, load_weights
 from synthesizer.checkpoint import (
     WEIGHTS,
     Checkpoint,
@@ -28,6 +28,7 @@ from synthesizer.cost import (
 from synthesizer.errors import UserError
 from synthesizer.evaluation import Evaluation, evaluate, first_examples
 from synthesizer.inspection import inspect, mean_sharpness
+from synthesizer.models import MODELS
 from synthesizer.progress import Progress
 from synthesizer.recipe import Recipe, Train, dump
 from synthesizer.run import Run, provenance

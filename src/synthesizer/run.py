@@ -14,6 +14,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def default_path(recipe: Recipe) -> Path:
     """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
+    return Path("runs") / recipe.name / spec_folder(recipe) / f"seed{recipe.seed}"
+
+
+def spec_folder(recipe: Recipe) -> str:
+    """What the runs of a recipe's synthesis are filed under."""
     specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
-    return Path("runs") / recipe.name / "--".join(specs).replace(":", "_") / f"seed{recipe.seed}"
+    return "--".join(specs).replace(":", "_")
 
 
 def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
@@ -185,8 +191,12 @@ def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
         raise _cannot_write(path, error) from None
 
 
+@cache
 def provenance() -> dict[str, Any]:
-    """Which code made a result: the commit where it is a checkout, and the libraries' versions."""
+    """Which code makes a result: the commit where it is a checkout, and the libraries' versions.
+
+    Asked once, when the process begins its work: the checkout may change under it.
+    """
     from synthesizer import __version__
 
     versions = {name: metadata.version(name) for name in LIBRARIES}

@@ -5,7 +5,6 @@ that is random in a step is drawn from (seed, batch, process): a resume needs no
 """
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -16,20 +15,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.tensor import DTensor
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
 from synthesizer.checkpoint import (
-    OPTIMIZER,
     WEIGHTS,
     Checkpoint,
     checkpoint_path,
@@ -38,19 +29,20 @@ from synthesizer.checkpoint import (
     prune,
     write_checkpoint,
 )
+from synthesizer.cost import forget_peak_memory
 from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
+from synthesizer.launch import is_alone_by_mistake, open_accelerator
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
-from synthesizer.progress import Progress, Quiet
+from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
 from synthesizer.results import finish, regular_steps
-from synthesizer.run import Run
+from synthesizer.run import Run, provenance
+from synthesizer.snapshot import restore, take_optimizer, take_weights
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
-
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 @dataclass
@@ -73,10 +65,12 @@ def fit(
     run.claim(recipe)
     if run.is_finished:
         return run.result()
+    forget_peak_memory()
+    provenance()
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
-    if _is_alone_by_mistake(accelerator):
+    if is_alone_by_mistake(accelerator):
         progress.say(
             "accelerate launch --cpu started one process, though more were asked for; "
             "on CPU use torchrun --nproc_per_node N -m synthesizer train ..."
@@ -124,10 +118,7 @@ class Loop:
         if checkpoint is not None:
             self.state = State(**checkpoint.meta)
             self.saved_step = self.state.step
-            set_model_state_dict(self.model, checkpoint.part(WEIGHTS), options=WHOLE)
-            groups = get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
-            optimizer = {**groups, "state": _nested(checkpoint.part(OPTIMIZER))}
-            set_optimizer_state_dict(self.model, self.optimizer, optimizer, options=WHOLE)
+            restore(self.model, self.optimizer, checkpoint)
             self.progress.say(f"resuming {self.run.path} at step {self.state.step}")
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
@@ -193,11 +184,10 @@ class Loop:
         if self.saved_step == self.state.step:
             return
         weights = {f"{WEIGHTS}{name}": tensor for name, tensor in self._weights().items()}
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
+        optimizer = take_optimizer(self.model, self.optimizer)
         if self.accelerator.is_main_process:
             path = checkpoint_path(folder, "step", self.state.step)
-            tensors = {**weights, **_flat(optimizer["state"])}
-            write_checkpoint(path, Checkpoint(tensors, asdict(self.state)))
+            write_checkpoint(path, Checkpoint({**weights, **optimizer}, asdict(self.state)))
             kept = [step for step, _ in numbered(folder, "step")][-train.keep :]
             prune(folder, "step", {*kept, *regular_steps(train, self.state.step)})
             prune(folder, "best", [self.state.best_step])
@@ -229,10 +219,10 @@ class Loop:
 
     def _weights(self) -> dict[str, Tensor]:
         """Every weight once, gathered from all processes (to the first, where it is sharded)."""
-        state = get_model_state_dict(self.model, options=WHOLE)
+        state = take_weights(self.model)
         return {name: state[name] for name in self.names if name in state}
 
-    def _log(self, pace: "Pace") -> None:
+    def _log(self, pace: Pace) -> None:
         state, train = self.state, self.recipe.train
         loss = state.loss / max(1, state.targets)
         state.loss, state.targets = 0.0, 0
@@ -268,7 +258,7 @@ class Loop:
         weights = self._weights() if better else {}
         if self.accelerator.is_main_process:
             self._record({"validation": scores.metrics})
-            self.progress.say(f"step {state.step}  validation {task.main_metric} {value:.4f}")
+            self.progress.measure(state.step, task.main_metric, value)
             if better:
                 tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
                 path = checkpoint_path(self.run.checkpoints, "best", state.step)
@@ -279,8 +269,7 @@ class Loop:
         model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
         if self.accelerator.distributed_type != DistributedType.FSDP:
             return model
-        options = StateDictOptions(full_state_dict=True)
-        weights = get_model_state_dict(self.model, options=options)
+        weights = take_weights(self.model, on_every_process=True)
         whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
         load_weights(whole, weights, "this run")
         return whole.to(self.accelerator.device)
@@ -298,60 +287,3 @@ class Loop:
             f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
             f"{self.state.step + 1}; {kept}; lower train.lr or train.table_rate"
         )
-
-
-class Pace:
-    """Seconds and tokens of training, evaluations and checkpoints aside."""
-
-    def __init__(self, step: int) -> None:
-        self._begin, self._first = time.perf_counter(), step
-        self._seconds, self._tokens = 0.0, 0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        self._seconds += seconds
-        self._tokens += tokens
-
-    def lap(self) -> tuple[float, int]:
-        """Seconds and tokens since the last lap."""
-        lap = self._seconds, self._tokens
-        self._seconds, self._tokens = 0.0, 0
-        return lap
-
-    def seconds_per_step(self, step: int) -> float:
-        """All that was spent, per step taken here."""
-        return (time.perf_counter() - self._begin) / max(1, step - self._first)
-
-
-def open_accelerator(recipe: Recipe) -> Accelerator:
-    """Processes and devices as they were launched; the precision is the recipe's alone."""
-    return Accelerator(mixed_precision=_precision(recipe), cpu=not torch.accelerator.is_available())
-
-
-def _is_alone_by_mistake(accelerator: Accelerator) -> bool:
-    """Whether accelerate's launcher named a meeting place but, without MPI, started no others."""
-    launched = "MASTER_ADDR" in os.environ and "ACCELERATE_MIXED_PRECISION" in os.environ
-    return launched and "WORLD_SIZE" not in os.environ and accelerator.num_processes == 1
-
-
-def _precision(recipe: Recipe) -> str:
-    if recipe.train.precision == "float32":
-        return "no"
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        raise UserError("train.precision is bfloat16, which this GPU lacks; use float32")
-    return "bf16"
-
-
-def _flat(state: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        f"{OPTIMIZER}{name}/{key}": tensor
-        for name, kept in state.items()
-        for key, tensor in kept.items()
-    }
-
-
-def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    state: dict[str, dict[str, Tensor]] = {}
-    for path, tensor in flat.items():
-        name, _, key = path.rpartition("/")
-        state.setdefault(name, {})[key] = tensor
-    return state

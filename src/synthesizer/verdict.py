@@ -9,8 +9,10 @@ difference has two errors, and its one-sided bound at a level is
 
 S the spread of the seeds' differences on the test set at hand, V the variance that other test
 examples would add (a jackknife over G blocks of neighbouring examples, less the part that S has
-already seen), t Student's quantiles. A bootstrap over three seeds would claim too much: where seeds
-make the noise it errs in 18 of 100 cases that it calls 5. tests/test_verdict.py simulates both.
+already seen), t Student's quantiles. Where luck makes the seeds agree, the bound is still no nearer
+than other test examples would move it with the models as they are. A bootstrap over three seeds
+would claim too much: where seeds make the noise, it errs in 18 of 100 cases that it calls 5.
+tests/test_verdict.py simulates both.
 
 A row is decided where its bound passes the margin at LEVEL, after Holm's correction over the rows;
 `better` is a second question with a correction of its own.
@@ -131,18 +133,22 @@ def judge(
     ]
 
 
-def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str) -> str:
+def answer(
+    subject: str,
+    compared: Sequence[tuple[str, Comparison]],
+    margin: str,
+    *,
+    higher_is_better: bool = True,
+) -> str:
     """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
     if not compared:
         return f"No verdict: there is no finished pair of dot and another row on {subject}."
-    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
-        seeds = max(comparison.num_seeds for _, comparison in compared)
-        return (
-            f"No verdict: {_count(seeds, 'seed')} shared with dot on {subject} gives numbers only; "
-            f"{FEWEST_SEEDS} or more give a verdict."
-        )
     kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
     alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
+    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
+        seeds = max(comparison.num_seeds for _, comparison in compared)
+        first = f"No verdict on {subject} from {_count(seeds, 'seed')} shared with dot"
+        return f"{first}; {FEWEST_SEEDS} give one.{_so_far(alone, higher_is_better)}"
     better, even = _labels(alone, BETTER), _labels(alone, NO_WORSE)
     if _labels([comparison for kind, comparison in kinds if kind == NONE], BETTER, NO_WORSE):
         sentence = f"No: {subject} does not even need self-attention; none is no worse than dot"
@@ -161,6 +167,17 @@ def answer(subject: str, compared: Sequence[tuple[str, Comparison]], margin: str
     mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
     also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
     return f"{sentence} (margin {margin}){also}."
+
+
+def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
+    if not alone:
+        return ""
+    best = (max if higher_is_better else min)(alone, key=lambda row: row.difference)
+    gained = best.difference > 0 if higher_is_better else best.difference < 0
+    return (
+        f" So far the best row without dot product is {best.label}, "
+        f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot."
+    )
 
 
 def kind_of(spec: str) -> str:
@@ -196,13 +213,14 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A gain over dot (positive is better) and the two variances of its mean."""
+    """A gain over dot (positive is better) and the variances of its mean."""
 
     gain: float
     seeds: int
-    seed_variance: float  # of the mean over seeds
+    seed_variance: float  # what other seeds would do, on the test set at hand
     blocks: int
-    example_variance: float
+    example_variance: float  # what other test examples would do beside that
+    fixed_variance: float = 0.0  # what other test examples would do to these very models
 
     @property
     def suffices(self) -> bool:
@@ -212,11 +230,14 @@ class Evidence:
     def error(self, level: float, seeds: int | None = None) -> float:
         """How far the gain may be off at one side; with another number of seeds, probably."""
         count = seeds or self.seeds
-        by_examples = t_quantile(level, self.blocks - 1) ** 2 * self.example_variance
+        share = self.seeds / count
+        by_examples = t_quantile(level, self.blocks - 1) ** 2
+        own = max(0.0, self.fixed_variance - self.example_variance)
+        fixed = by_examples * (self.example_variance + own * share)
         if count < FEWEST_SEEDS:
-            return math.sqrt(by_examples)
-        by_seeds = t_quantile(level, count - 1) ** 2 * self.seed_variance * self.seeds / count
-        return math.sqrt(by_seeds + by_examples)
+            return math.sqrt(fixed)
+        by_seeds = t_quantile(level, count - 1) ** 2 * self.seed_variance * share
+        return math.sqrt(max(by_seeds + by_examples * self.example_variance, fixed))
 
 
 def decide(found: Sequence[Evidence], margin: float) -> tuple[list[str], list[float]]:
@@ -266,10 +287,10 @@ def _comparison(
     label: str, evidence: Evidence, word: str, level: float, margin: float, sign: float
 ) -> Comparison:
     error = evidence.error(LEVEL)
-    ends = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
+    low, high = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
     settled_by = _seeds_needed(evidence, level, margin) if word == UNDECIDED else None
     difference = sign * evidence.gain
-    return Comparison(label, difference, *ends, evidence.seeds, margin, word, settled_by)
+    return Comparison(label, difference, low, high, evidence.seeds, margin, word, settled_by)
 
 
 def _seeds_needed(evidence: Evidence, level: float, margin: float) -> int | None:
@@ -287,11 +308,12 @@ def _evidence(
 ) -> Evidence:
     gains = sign * np.array([row.scores[seed] - dot.scores[seed] for seed in seeds])
     pairs = [(row.statistics.get(seed), dot.statistics.get(seed)) for seed in seeds]
-    influences = [
-        sign * (jackknife(score, mine) - jackknife(score, other))
-        for mine, other in pairs
-        if mine is not None and other is not None and len(mine) == len(other) > 1
-    ]
+    with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
+        influences = [
+            sign * (jackknife(score, mine) - jackknife(score, other))
+            for mine, other in pairs
+            if mine is not None and other is not None and len(mine) == len(other) > 1
+        ]
     complete = len(influences) == len(seeds)
     table = np.array(influences) if complete else np.full((len(seeds), 2), np.inf)
     return weigh(gains, table)
@@ -300,15 +322,16 @@ def _evidence(
 def weigh(gains: Array, influences: Array) -> Evidence:
     """Gains (seeds,) and what each block of examples does to them (seeds, blocks), as evidence."""
     seeds, blocks = influences.shape
+    gain = float(gains.mean())
     if not (np.isfinite(influences).all() and np.isfinite(gains).all()):
-        return Evidence(float(gains.mean()), seeds, math.inf, 2, math.inf)
-    spread = float(gains.var(ddof=1)) / seeds if seeds > 1 else math.inf
-    examples = float(influences.mean(0).var(ddof=1)) / blocks
-    if seeds >= FEWEST_SEEDS:
-        alone = float(influences.var(1, ddof=1).mean()) / blocks
-        seen_by_seeds = (alone - examples) / (seeds - 1)
-        examples = max(0.0, examples - seen_by_seeds)
-    return Evidence(float(gains.mean()), seeds, spread, blocks, examples)
+        return Evidence(gain, seeds, math.inf, 2, math.inf, math.inf)
+    fixed = float(influences.mean(0).var(ddof=1)) / blocks
+    if seeds < FEWEST_SEEDS:
+        return Evidence(gain, seeds, math.inf, blocks, fixed, fixed)
+    alone = float(influences.var(1, ddof=1).mean()) / blocks
+    seen_by_seeds = (alone - fixed) / (seeds - 1)
+    spread = float(gains.var(ddof=1)) / seeds
+    return Evidence(gain, seeds, spread, blocks, max(0.0, fixed - seen_by_seeds), fixed)
 
 
 def jackknife(score: Callable[[Total], float], statistics: Statistics) -> Array:

@@ -76,7 +76,7 @@ class _BlockAttention(torch.autograd.Function):
         desk = Desk(parts, ctx.view, ctx.num_queries)
         grads = Parts(
             *[
-                torch.zeros_like(tensor) if wanted else None
+                torch.zeros_like(tensor) if wanted and tensor is not None else None
                 for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[2:], strict=True)
             ]
         )

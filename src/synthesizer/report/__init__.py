@@ -16,8 +16,16 @@ NAMES = ("report.html", "report.md", "table.csv")
 
 def write_report(dirs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Report on every run below dirs; the files go to out, by default the first of dirs."""
-    summaries = summarize_all(dirs)
-    home = Path(out if out is not None else dirs[0])
+    return write(summarize_all(dirs), Path(out if out is not None else dirs[0]))
+
+
+def summarize_all(dirs: Sequence[str | Path]) -> list[Summary]:
+    """The numbers and the answer of every study below dirs."""
+    return [summarize(study) for study in read_studies([Path(path) for path in dirs])]
+
+
+def write(summaries: Sequence[Summary], home: Path) -> Path:
+    """Put the three files into a directory; the page is returned."""
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -32,11 +40,6 @@ def write_report(dirs: Sequence[str | Path], out: str | Path | None = None) -> P
     return home / NAMES[0]
 
 
-def summarize_all(dirs: Sequence[str | Path]) -> list[Summary]:
-    """The numbers and the answer of every study below dirs."""
-    return [summarize(study) for study in read_studies([Path(path) for path in dirs])]
-
-
 def _html(summaries: Sequence[Summary]) -> str:
     if len(summaries) == 1:
         (only,) = summaries
@@ -49,4 +52,4 @@ def _html(summaries: Sequence[Summary]) -> str:
     return page("Which tasks need dot-product attention?", parts)
 
 
-__all__ = ["Section", "page", "summarize_all", "write_report"]
+__all__ = ["Section", "page", "summarize_all", "write", "write_report"]

@@ -14,6 +14,7 @@ from synthesizer.report.summary import Line, Summary
 SHOWN = ("dot", "random", "dense", "random+dot")
 MOST = 4  # rows side by side where the table has others
 MOST_LAYERS = 6
+STACKS = ("encoder", "decoder")
 GAP = 2  # pixels between maps
 
 Array = NDArray[Any]
@@ -22,7 +23,8 @@ Array = NDArray[Any]
 def shown_lines(summary: Summary) -> list[Line]:
     """The rows whose attention is drawn: the paper's four, or the first few that have any."""
     able = [line for line in summary.lines if line.row.finished and _stacks(line)]
-    named = [line for spec in SHOWN for line in able if line.row.spec == spec]
+    first = {line.row.spec: line for line in reversed(able)}
+    named = [first[spec] for spec in SHOWN if spec in first]
     others = [line for line in able if line not in named]
     return [*named, *others][:MOST]
 
@@ -30,25 +32,29 @@ def shown_lines(summary: Summary) -> list[Line]:
 def attention_maps(lines: Sequence[Line]) -> list[Plot]:
     """One mosaic per row and stack: layers downwards, heads to the right, one test example."""
     return [
-        Plot(_mosaic(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
+        Plot(_mosaic(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
+        for wanted in STACKS
         for line in lines
         for seed, arrays, stack in _each_stack(line)
+        if stack == wanted
     ]
 
 
 def weight_histograms(lines: Sequence[Line]) -> list[Plot]:
     """How large the weights are before and after training, all layers together."""
     return [
-        Plot(_histogram(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
+        Plot(_histogram(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
+        for wanted in STACKS
         for line in lines
         for seed, arrays, stack in _each_stack(line)
+        if stack == wanted
     ]
 
 
 def alpha_plots(summary: Summary) -> list[Plot]:
     """The learned shares of each mixture's parts, by layer and head."""
     return [
-        Plot(_alphas(line, stack, arrays), f"{stack}, seed {seed}", line.row.label)
+        Plot(_alphas(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
         for line in summary.lines
         if line.row.finished
         for seed, arrays, stack in _each_stack(line)
@@ -66,7 +72,7 @@ def _each_stack(line: Line) -> list[tuple[int, dict[str, Array], str]]:
         return []
     run = line.row.finished[0]
     arrays = run.arrays("attention.npz")
-    return [(run.seed, arrays, s) for s in ("encoder", "decoder") if f"{s}.map" in arrays]
+    return [(run.seed, arrays, s) for s in STACKS if f"{s}.map" in arrays]
 
 
 def _mosaic(line: Line, stack: str, arrays: dict[str, Array]) -> str:

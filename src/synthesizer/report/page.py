@@ -99,7 +99,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 1.5rem clamp(0.9rem, 3vw, 2rem) 4rem; }
+main { max-width: 1340px; margin: 0 auto; padding: 1.5rem clamp(0.9rem, 3vw, 2rem) 4rem; }
 h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: 0 0 0.6rem; }
 h2 { font-size: 1.25rem; margin: 2.4rem 0 0.6rem; border-bottom: 1px solid var(--line);
   padding-bottom: 0.25rem; }
@@ -108,7 +108,7 @@ p { margin: 0.4rem 0; max-width: 75ch; }
 .answer { font-size: clamp(1.05rem, 2.6vw, 1.3rem); font-weight: 600; max-width: 60ch; }
 .note, figcaption, caption { color: var(--muted); font-size: 0.88rem; }
 .figures { display: grid; gap: 1rem 2rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
 figure h3 { margin: 0 0 0.3rem; }
 figure { margin: 0.5rem 0; min-width: 0; max-width: 36rem; }
 figure svg { width: 100%; height: auto; display: block; color: var(--text); }
@@ -118,7 +118,7 @@ table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tab
 caption { text-align: left; padding-bottom: 0.3rem; }
 th, td { padding: 0.35rem 0.55rem; text-align: right; vertical-align: top;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { vertical-align: bottom; white-space: normal; min-width: 4.5rem; font-weight: 600; }
+thead th { vertical-align: bottom; white-space: normal; min-width: 5.5rem; font-weight: 600; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
   white-space: normal; min-width: min(11rem, 36vw); overflow-wrap: break-word; }
 small { display: block; font-weight: 400; color: var(--muted); }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,12 @@ def forest(summary: Summary) -> str:
             low, high = max(c.low, -reach), min(c.high, reach)
             dashes = "-" if c.covers_seeds else (0, (2, 2))
             axes.plot([low, high], [place, place], color=colour, linewidth=2, linestyle=dashes)
-            fill = colour if c.word in _VERDICTS else "none"
+            inside = colour if c.word in _VERDICTS else "none"
             axes.plot(
-                c.difference, place, "o", color=colour, markerfacecolor=fill, markersize=6,
+                c.difference, place, "o", color=colour, markerfacecolor=inside, markersize=6,
                 markeredgewidth=1.5,
             )  # fmt: skip
-        axes.set_yticks(range(len(lines)), [line.row.label for line in lines])
+        axes.set_yticks(range(len(lines)), [fill(line.row.label, 18) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         words = axes.secondary_yaxis("right")
@@ -70,7 +71,7 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     """Linear, or logarithmic away from zero where one row is far off."""
     axes.set_xlim(-reach, reach)
     if reach <= SPREAD_OUT * margin:
-        axes.xaxis.set_major_locator(MaxNLocator(6, symmetric=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_signed))
         return
     near = 2 * margin
@@ -110,9 +111,14 @@ def quality_and_speed(summary: Summary) -> str:
         axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
         for order, (place, _, speed, mean) in enumerate(points):
             look = look_of(place)
-            fill = look["color"] if order in front else "none"
+            inside = look["color"] if order in front else "none"
             axes.plot(
-                speed, mean, look["marker"], color=look["color"], markerfacecolor=fill, markersize=7
+                speed,
+                mean,
+                look["marker"],
+                color=look["color"],
+                markerfacecolor=inside,
+                markersize=7,
             )
         unit = "times dot's" if relative else "tokens per second"
         axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")

@@ -10,7 +10,7 @@ by recipe: those that differ in anything but synthesis and seed are never put in
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +85,7 @@ class Record:
         try:
             with np.load(self.path / name, allow_pickle=False) as stored:
                 return dict(stored)
-        except (OSError, ValueError, BadZipFile):
+        except (OSError, ValueError, EOFError, BadZipFile):
             return {}
 
     def samples(self) -> list[dict[str, str]]:
@@ -211,15 +211,35 @@ def _group(records: Sequence[Record]) -> list[Study]:
     for record in records:
         shared = {key: value for key, value in record.recipe.items() if key not in OWN_KEYS}
         groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(record)
-    return [_study_of(runs) for runs in groups.values()]
+    return [
+        _study_of(runs, _told_apart(runs[0], [other[0] for other in groups.values()]))
+        for runs in groups.values()
+    ]
 
 
-def _study_of(runs: Sequence[Record]) -> Study:
+def _told_apart(run: Record, others: Sequence[Record]) -> str:
+    """A recipe's name and, where another group shares it, the values in which they differ."""
+    name = str(run.recipe["name"])
+    namesakes = [dict(_leaves(other.recipe)) for other in others if other.recipe["name"] == name]
+    mine = [(key, value) for key, value in _leaves(run.recipe) if key not in OWN_KEYS]
+    own = [f"{k}={v}" for k, v in mine if any(other.get(k) != v for other in namesakes)]
+    return f"{name} ({', '.join(own)})" if own else name
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _study_of(runs: Sequence[Record], name: str) -> Study:
     rows: dict[str, list[Record]] = {}
     for run in sorted(runs, key=lambda run: (_rank(run.spec), str(run.path))):
         rows.setdefault(run.spec, []).append(run)
     made = tuple(Row(spec, spec, tuple(found)) for spec, found in rows.items())
-    return Study(str(runs[0].recipe["name"]), _common(runs), made)
+    return Study(name, _common(runs), made)
 
 
 def _rank(spec: str) -> int:

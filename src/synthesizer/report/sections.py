@@ -219,7 +219,7 @@ def _facts(summary: Summary) -> list[str]:
         ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
         for result in results
     ]
-    machines = [f"{r.get('device', '?')}, {r.get('threads', '?')} threads" for r in results]
+    machines = [f"{r.get('device', '?')}, threads: {r.get('threads', '?')}" for r in results]
     found = [
         ("commit", _distinct(str(result.get("commit") or "not known") for result in results)),
         ("versions", _distinct(versions)),

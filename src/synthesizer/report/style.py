@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
+LONGEST = 20  # letters of a name beside a curve
 _THEME = {  # name: (stand-in, light, dark)
     "text": ("#0a0b00", "#1b1f24", "#e6e8eb"),
     "muted": ("#0a0b01", "#5b636e", "#a3abb5"),
@@ -36,7 +37,7 @@ TEXT, MUTED, LINE, SHADE, PAGE, BLUE, RED = (
 )
 _CYCLE = [_THEME[f"c{number}"][0] for number in range(1, 7)]
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-_MARKERS = "os^Dvp"
+_MARKERS = "s^DvoPX"  # one more than colours, so that no pair comes twice
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "synthesizer",
@@ -66,7 +67,8 @@ def look_of(place: int) -> dict[str, Any]:
         return {"color": TEXT, "linestyle": "-", "marker": "o"}
     turn, colour = divmod(place - 1, len(_CYCLE))
     dashes = _DASHES[turn % len(_DASHES)]
-    return {"color": _CYCLE[colour], "linestyle": dashes, "marker": _MARKERS[place % len(_MARKERS)]}
+    marker = _MARKERS[(place - 1) % len(_MARKERS)]
+    return {"color": _CYCLE[colour], "linestyle": dashes, "marker": marker}
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ def name_at_right(axes: Axes, ends: Sequence[End]) -> None:
         axes.text(
             1.08 if end.is_point else 1.115,
             place,
-            end.name,
+            end.name
+            if len(end.name) <= LONGEST
+            else end.name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}",
             transform=axes.transAxes,
             color=end.look["color"],
             fontsize=9,

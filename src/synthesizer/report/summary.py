@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from synthesizer.metrics import SCORES
 from synthesizer.report.reading import Record, Row, Study
 from synthesizer.spec import NONE
 from synthesizer.verdict import Comparison, Measured, answer, judge, margin_for
@@ -39,7 +40,8 @@ class Line:
 
     @property
     def sd(self) -> float | None:
-        return float(np.std(self.scores, ddof=1)) if len(self.scores) > 1 else None
+        known = len(self.scores) > 1 and np.isfinite(self.scores).all()
+        return float(np.std(self.scores, ddof=1)) if known else None
 
     @property
     def paper_name(self) -> str:
@@ -106,7 +108,7 @@ def summarize(study: Study) -> Summary:
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
     dot = next((row for row in study.rows if row.spec == DOT and row.finished), None)
     compared: dict[str, Comparison] = {}
-    if dot is not None:
+    if dot is not None and metric in SCORES:
         others = [_measured(row, metric) for row in study.rows if row is not dot and row.finished]
         found = judge(
             _measured(dot, metric),
@@ -120,7 +122,8 @@ def summarize(study: Study) -> Summary:
     lines = tuple(_line(row, metric, compared.get(row.label), base) for row in study.rows)
     margin = _margin_text(metric, study.margin)
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
-    return Summary(study, metric, higher, lines, margin, answer(study.name, specs, margin))
+    said = answer(study.name, specs, margin, higher_is_better=higher)
+    return Summary(study, metric, higher, lines, margin, said)
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
@@ -169,7 +172,8 @@ def _measured(row: Row, metric: str) -> Measured:
 
 
 def _scores(row: Row, metric: str) -> dict[int, float]:
-    return {run.seed: run.result["metrics"][metric] for run in row.finished if run.result}
+    found = {run.seed: (run.result or {})["metrics"].get(metric) for run in row.finished}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _cost(row: Row) -> dict[str, float | None]:

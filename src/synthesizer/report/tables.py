@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from synthesizer.report.summary import Line, Summary
 
 MISSING = "\N{EN DASH}"
+AT_LENGTH = ("FLOPs per token", "peak memory", "learning rate", "remarks")  # not on a terminal
 
 Value = float | int | str | None
 
@@ -40,18 +41,18 @@ def columns(summary: Summary) -> list[Column]:
             "difference from dot",
             lambda line: _difference(line, digits),
             {
-                "difference": lambda line: line.comparison and line.comparison.difference,
+                "difference": _found("difference"),
                 "low": lambda line: _end(line, "low"),
                 "high": lambda line: _end(line, "high"),
-                "margin": lambda line: line.comparison and line.comparison.margin,
+                "margin": _found("margin"),
             },
         ),
         Column(
             "verdict",
             _verdict,
             {
-                "verdict": lambda line: line.comparison and line.comparison.word,
-                "settled_by": lambda line: line.comparison and line.comparison.settled_by,
+                "verdict": _found("word"),
+                "settled_by": _found("settled_by"),
             },
         ),
         Column("parameters", lambda line: big(line.cost["parameters"]), _cost("parameters")),
@@ -68,7 +69,7 @@ def columns(summary: Summary) -> list[Column]:
         ),
         Column("peak memory", lambda line: _bytes(line.cost["memory"]), _cost("memory")),
         Column(
-            "sharp\N{SOFT HYPHEN}ness",
+            "sharpness",
             lambda line: _number(line.cost["sharpness"], 2),
             _cost("sharpness"),
         ),
@@ -92,6 +93,16 @@ def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return ["row", *(head for head, _ in kept)], rows
 
 
+def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Head and rows for a terminal: what fits beside a row's name."""
+    head, rows = cells(summary)
+    kept = [place for place, name in enumerate(head) if place and name not in AT_LENGTH]
+    return ["row", *(head[place] for place in kept)], [
+        [line.row.label, *(row[place].replace("\n", ", ") for place in kept)]
+        for line, row in zip(summary.lines, rows, strict=True)
+    ]
+
+
 def csv_text(summaries: Sequence[Summary]) -> str:
     """Every row of every study, numbers unrounded."""
     stream = io.StringIO()
@@ -111,10 +122,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| "
-        + " | ".join(
-            cell.replace("|", "\\|").strip().replace("\n", "; ").replace("\N{SOFT HYPHEN}", "")
-            for cell in line
-        )
+        + " | ".join(cell.replace("|", "\\|").strip().replace("\n", "; ") for cell in line)
         + " |"
         for line in lines
     )
@@ -132,6 +140,10 @@ def big(value: float | None) -> str:
 
 def _cost(name: str) -> dict[str, Callable[[Line], Value]]:
     return {name: lambda line: line.cost[name]}
+
+
+def _found(name: str) -> Callable[[Line], Value]:
+    return lambda line: getattr(line.comparison, name) if line.comparison else None
 
 
 def _number(value: float | None, digits: int) -> str:

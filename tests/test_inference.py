@@ -1,0 +1,118 @@
+"""A user's own file in one line: what is guessed from it, and that it can be trained on."""
+
+import csv
+import json
+import random
+
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.inference import infer_recipe, is_data
+from synthesizer.plan import Asked, draw_up
+from synthesizer.recipe import load_recipe
+from synthesizer.tasks import build_task
+from tiny import WORDS
+
+
+def sentence(rng, least=4, most=9):
+    return " ".join(rng.choices(WORDS, k=rng.randint(least, most)))
+
+
+def write_csv(path, rows, delimiter=","):
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    return path
+
+
+def reviews(path, rows=90):
+    """Sorted by label, as many files are, with a number that identifies each row."""
+    rng = random.Random(1)
+    body = [(f"r{n}", sentence(rng), "bad" if n < rows / 2 else "good") for n in range(rows)]
+    return write_csv(path, [("id", "review", "sentiment"), *body])
+
+
+def pairs(path, ratio=1, rows=60):
+    rng = random.Random(2)
+    body = [(sentence(rng, 4 * ratio, 8 * ratio), sentence(rng)) for _ in range(rows)]
+    return write_csv(path, body, "\t")
+
+
+def guess(path, **given):
+    found = infer_recipe(str(path), **given)
+    return found, load_recipe(found.recipe, overrides=found.overrides)
+
+
+def test_a_table_with_a_label_is_classified(tmp_path):
+    found, recipe = guess(reviews(tmp_path / "reviews.csv"))
+    assert found.reasons[0] == "task: classification ('sentiment' has 2 different values)"
+    assert found.reasons[1] == "columns: text 'review', label 'sentiment'"
+    assert (recipe.name, recipe.task) == ("reviews", "classification")
+    task = build_task(recipe)
+    assert task.labels == ["bad", "good"]
+    assert next(task.train_batches()).inputs["input_ids"].shape[1] <= recipe.model.max_len
+
+
+def test_pairs_without_a_header_are_translated(tmp_path):
+    found, recipe = guess(pairs(tmp_path / "pairs.tsv"))
+    assert found.reasons[0] == "task: translation ('1' and '2' are texts of similar length)"
+    assert recipe.data.columns == {"source": "1", "target": "2"}
+    assert build_task(recipe).report["examples"]["train"] > 40
+
+
+def test_a_short_second_text_is_a_summary(tmp_path):
+    found, recipe = guess(pairs(tmp_path / "notes.tsv", ratio=5))
+    assert found.reasons[0] == "task: summarization ('2' is less than a third as long as '1')"
+    assert recipe.model.max_len > 48
+
+
+def test_a_book_is_modelled_byte_by_byte(tmp_path):
+    path, rng = tmp_path / "book.txt", random.Random(3)
+    path.write_text("\n\n".join(sentence(rng) for _ in range(99)))
+    found, recipe = guess(path)
+    assert found.reasons[0] == "task: language_modeling ('text' is text and nothing else is)"
+    assert (recipe.text.kind, recipe.model.max_len, recipe.model.d_model) == ("byte", 64, 64)
+    assert build_task(recipe).main_metric == "bits_per_byte"
+
+
+def test_lists_of_turns_are_dialogue(tmp_path):
+    path, rng = tmp_path / "talks.jsonl", random.Random(4)
+    rows = [{"dialog": [sentence(rng) for _ in range(4)]} for _ in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert guess(path)[1].task == "dialogue"
+
+
+def test_files_beside_train_are_its_other_splits(tmp_path):
+    for split in ("train", "dev", "test"):
+        reviews(tmp_path / f"{split}.csv")
+    found, recipe = guess(tmp_path / "train.csv")
+    assert recipe.data.validation == str(tmp_path / "dev.csv")
+    assert recipe.data.test == str(tmp_path / "test.csv")
+    assert "dev.csv" in found.reasons[2]
+    assert recipe.name == tmp_path.name
+
+
+def test_what_was_guessed_can_be_set(tmp_path):
+    path = reviews(tmp_path / "reviews.csv")
+    changes = ("task=language_modeling", "train.steps=7", "data.columns.text=review")
+    plan = draw_up(Asked(str(path), overrides=changes, out=tmp_path / "out"))
+    assert plan.shared.task == "language_modeling"
+    assert plan.shared.train.steps == 7
+    assert plan.words[0] == "task: language_modeling (as you set it)"
+
+
+def test_a_table_without_text_is_refused(tmp_path):
+    path = write_csv(tmp_path / "numbers.csv", [("a", "b"), *((n, n * n) for n in range(20))])
+    with pytest.raises(UserError, match=r"has the columns a, b and none of text; expected text"):
+        infer_recipe(str(path))
+    with pytest.raises(UserError, match="task=probe cannot be inferred from a file; choose from"):
+        infer_recipe(str(reviews(tmp_path / "reviews.csv")), "probe")
+
+
+def test_a_word_that_is_no_file_is_a_recipe(tmp_path):
+    assert is_data("missing.csv")
+    assert not is_data("python-docs")
+    assert not is_data("own.toml")
+    with pytest.raises(UserError, match=r"missing\.csv does not exist"):
+        draw_up(Asked("missing.csv"))
+    with pytest.raises(UserError, match=r"no recipe 'pyton-docs'.*did you mean 'python-docs'"):
+        draw_up(Asked("pyton-docs"))

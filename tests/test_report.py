@@ -1,0 +1,364 @@
+"""The report, from hand-made run directories: whole, broken and half-way; seen by a browser."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from importlib import resources
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from synthesizer.cli import main
+from synthesizer.errors import UserError
+from synthesizer.metrics import SCORES, score
+from synthesizer.recipe import dump, load_recipe, recipe_names
+from synthesizer.report import Section, page, summarize_all, write_report
+from synthesizer.report.paper import paper_tables
+from synthesizer.report.plots import pareto
+from synthesizer.report.style import _spread
+from synthesizer.spec import normalize_spec
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+EDGES = np.linspace(-6.0, 0.0, 49)
+
+
+def attention(rng, *, mixture, layers=2, heads=3, length=7):
+    arrays = {
+        "edges": EDGES,
+        "decoder.map": rng.integers(0, 256, (layers, heads, length, length)).astype(np.uint8),
+        "decoder.sharpness": rng.random((layers, heads)),
+        "decoder.histogram": rng.integers(0, 50, (2, layers, 48)),
+        "decoder.layers": np.arange(layers),
+    }
+    if mixture:
+        first = rng.random((layers, heads, 1))
+        arrays["decoder.alphas"] = np.concatenate([first, 1 - first], -1)
+    return arrays
+
+
+def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=()):
+    """A run whose model got a share of 200 test examples right."""
+    path.mkdir(parents=True)
+    loaded = load_recipe(recipe, synthesis=spec, overrides=[f"seed={seed}", *sets])
+    (path / "recipe.toml").write_text(dump(loaded))
+    steps = range(50, 301 if finished else 151, 50)
+    lines = [{"step": step, "loss": 3 - step / 200, "lr": 1e-3} for step in steps]
+    lines.append({"step": steps[-1], "validation": {"token_accuracy": 100 * share}})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if not finished:
+        return path
+    rng = np.random.default_rng(seed)
+    rows = np.column_stack([rng.permutation(np.arange(200) < share * 200), np.ones(200)])
+    np.savez(path / "statistics.npz", token_accuracy=rows)
+    if spec != "none":
+        np.savez(path / "attention.npz", **attention(rng, mixture="+" in spec))
+    text = f"source: a <b> & c\nreference: two\nlines\noutput: {spec} says {seed}\n"
+    (path / "samples.txt").write_text(text)
+    result = {
+        "synthesis": spec,
+        "seed": seed,
+        "recipe_hash": loaded.hash(),
+        "main_metric": "token_accuracy",
+        "higher_is_better": True,
+        "metrics": {"token_accuracy": score("token_accuracy", rows), "loss": 1.0},
+        "signatures": {"token_accuracy": "positions|v1"},
+        "parameters": {"total": 51_200},
+        "flops_per_token": 109_440.0,
+        "training_tokens_per_second": 1000.0 * len(spec),
+        "generation_tokens_per_second": None,
+        "peak_memory_bytes": 2**28,
+        "device": "cpu",
+        "threads": 1,
+        "sharpness": {} if spec == "none" else {"decoder": 0.5},
+        "data": {"origin": "built-in shift"},
+        "commit": "0123abc",
+        "versions": {"synthesizer": "0.1.0", "torch": "2.13.0"},
+    }
+    (path / "result.json").write_text(json.dumps(result))
+    return path
+
+
+def make_study(home):
+    """Three seeds of five rows; one row failed, one is half-way, one run is broken."""
+    shares = {"dot": 0.9, "random": 0.9, "dense": 0.4, "random+dot": 1.0, "none": 0.1}
+    rows = []
+    for spec, share in shares.items():
+        runs = [f"{spec}/seed{seed}" for seed in (1, 2, 3)]
+        for seed, run in enumerate(runs, start=1):
+            make_run(home / run, spec, seed, share)
+        rows.append({"label": spec, "spec": spec, "runs": runs, "error": None, "note": None})
+    make_run(home / "fixed_random/seed1", "fixed_random", 1, 0.5, finished=False)
+    broken = make_run(home / "fixed_random/seed2", "fixed_random", 2, 0.5)
+    (broken / "result.json").write_text('{"metrics": {')
+    (broken / "statistics.npz").write_bytes(b"no zip")
+    halves = ["fixed_random/seed1", "fixed_random/seed2", "fixed_random/seed3"]
+    rows.append({"label": "fixed_random", "spec": "fixed_random", "runs": halves})
+    rows.append({"label": "wide", "spec": "dot", "runs": [], "error": "out of <memory>"})
+    rows[3]["note"] = "d_ff 99"
+    study = {
+        "command": "synthesizer compare shift --seeds 3",
+        "recipe": "shift",
+        "rows": rows,
+        "margin": None,
+        "match": "params",
+        "tune": 0,
+        "chosen_for": "dot",
+        "a key of a later version": 1,
+    }
+    (home / "study.json").write_text(json.dumps(study))
+    make_run(home / "trials/lr1", "dot", 0, 0.1)
+    return home
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    home = make_study(tmp_path_factory.mktemp("study") / "shift")
+    write_report([home])
+    return home
+
+
+def test_the_answer_and_every_verdict_are_told(study):
+    (summary,) = summarize_all([study])
+    assert summary.answer == (
+        "No: on shift random is no worse than dot product (margin 1 token accuracy); "
+        "random+dot is better than dot."
+    )
+    words = {line.row.label: line.comparison and line.comparison.word for line in summary.lines}
+    assert words == {
+        "dot": None,
+        "random": "no worse",
+        "dense": "worse",
+        "random+dot": "better",
+        "none": "worse",
+        "fixed_random": None,
+        "wide": None,
+    }
+    for name in ("report.html", "report.md"):
+        text = (study / name).read_text()
+        assert summary.answer in text
+        assert "cross-attention, where a model has any, is dot product in all of them" in text
+        assert "synthesizer compare shift --seeds 3" in text
+        assert "they were chosen for dot" in text
+        assert "all rows have the same parameters" in text
+
+
+def test_failed_and_partial_rows_are_shown_with_what_is_known(study):
+    (summary,) = summarize_all([study])
+    states = {line.row.label: line.state for line in summary.lines}
+    assert states["wide"] == "failed: out of <memory>"
+    assert states["fixed_random"] == (
+        "seed 1 stopped at step 150 of 500; seed 2 unreadable result.json (JSONDecodeError)"
+    )
+    html = (study / "report.html").read_text()
+    assert "out of &lt;memory&gt;" in html
+    assert "d_ff 99" in html
+    assert "trials/lr1" not in html, "a run that study.json does not list belongs to no row"
+
+
+def test_the_page_has_every_part(study):
+    html = (study / "report.html").read_text()
+    headings = re.findall(r"<h2>(.*?)</h2>", html)
+    assert headings == [
+        "The table",
+        "Learning curves",
+        "Where the heads look",
+        "How large the weights are",
+        "What the mixtures learned",
+        "Samples",
+        "How to repeat it",
+    ]
+    labels = re.findall(r'<svg role="img" aria-label="(.*?)"', html)
+    assert len(labels) == 2 + 2 + 4 + 4 + 1
+    assert "a &lt;b&gt; &amp; c" in html
+    assert "random+dot says 1" in html
+    for fact in ("commit: 0123abc", "torch 2.13.0", "seeds: 1; 2; 3", "positions|v1", "@inproc"):
+        assert fact in html
+
+
+class Links(HTMLParser):
+    """Everything a page would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        names = ("src", "href", "xlink:href", "srcset", "action", "data", "poster")
+        self.found += [value for name, value in attrs if name in names]
+
+
+def test_the_page_fetches_nothing(study):
+    html = (study / "report.html").read_text()
+    links = Links()
+    links.feed(html)
+    assert links.found
+    assert all(link.startswith(("data:", "#")) for link in links.found)
+    assert not re.search(r"https?://|@import|url\((?!#)|<script", html)
+
+
+def test_plots_are_drawn_in_the_colours_of_the_page(study):
+    html = (study / "report.html").read_text()
+    assert "prefers-color-scheme: dark" in html
+    drawn = set(re.findall(r"#[0-9a-f]{6}\b", "".join(re.findall(r"<svg.*?</svg>", html, re.S))))
+    assert drawn <= {"#ffffff", "#000000"}
+    names = set(re.findall(r"var\((--\w+)\)", html))
+    assert all(f"{name}:" in html for name in names)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_opens_the_page_without_a_complaint(study, tmp_path):
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --enable-logging=stderr "
+        "--v=0 --dump-dom"
+    )
+    done = subprocess.run(
+        [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path}",
+         f"--log-net-log={tmp_path / 'net.json'}", (study / "report.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "Does shift need dot-product attention?" in done.stdout
+    assert "CONSOLE" not in done.stderr
+    net = (tmp_path / "net.json").read_text()
+    fetched = set(re.findall(r'"url":"(https?://[^"]+)"', net))
+    assert not {url for url in fetched if "google" not in url}, "only the browser's own errands"
+
+
+def test_the_csv_keeps_numbers_unrounded(study):
+    lines = (study / "table.csv").read_text().splitlines()
+    rows = {row["row"]: row for row in csv.DictReader(lines)}
+    assert float(rows["dense"]["difference"]) == pytest.approx(-50)
+    assert float(rows["dense"]["low"]) < -50 < float(rows["dense"]["high"])
+    assert (rows["random"]["verdict"], rows["random"]["seeds"]) == ("no worse", "3")
+    assert (rows["wide"]["mean"], rows["wide"]["remarks"]) == ("", "failed: out of <memory>")
+    assert float(rows["random"]["training_relative"]) == 2
+
+
+def test_runs_without_a_study_are_grouped_by_recipe(tmp_path):
+    make_run(tmp_path / "deep/down/a", "R", 1, 0.9)
+    make_run(tmp_path / "b", "dot", 1, 0.9)
+    make_run(tmp_path / "c", "dot", 1, 0.9, sets=["train.steps=9"])
+    first, second = summarize_all([tmp_path, tmp_path / "b"])
+    assert [line.row.label for line in first.lines] == ["dot", "random"]
+    assert first.study.name == "shift (train.steps=500)"
+    assert second.study.name == "shift (train.steps=9)"
+    assert first.answer == (
+        "No verdict on shift (train.steps=500) from 1 seed shared with dot; 3 give one. "
+        "So far the best row without dot product is random, 0 worse than dot."
+    )
+    text = write_report([tmp_path]).read_text()
+    assert "examples alone, as there are too few seeds" in text
+    assert "shift (train.steps=9): the answer" in text
+
+
+def test_runs_that_have_only_begun_are_reported(tmp_path):
+    make_run(tmp_path / "a", "dot", 1, 0.9, finished=False)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/recipe.toml").write_text("name = ")
+    html = write_report([tmp_path]).read_text()
+    assert "stopped at step 150 of 500" in html
+    assert "unreadable recipe.toml (TOMLDecodeError)" in html
+
+
+def test_a_run_that_diverged_does_not_spoil_the_page(tmp_path):
+    for spec in ("dot", "random"):
+        for seed in (1, 2, 3):
+            run = make_run(tmp_path / spec / str(seed), spec, seed, 0.9)
+            if spec == "random":
+                result = json.loads((run / "result.json").read_text())
+                result["metrics"]["token_accuracy"] = float("nan")
+                (run / "result.json").write_text(json.dumps(result))
+    (summary,) = summarize_all([tmp_path])
+    assert summary.lines[1].comparison.word == "not judged"
+    assert "token accuracy" in write_report([tmp_path]).read_text()
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no run below .*; a run directory holds a recipe\.toml"):
+        write_report([tmp_path])
+    with pytest.raises(UserError, match="is no directory; name run directories or one that holds"):
+        write_report([tmp_path / "missing"])
+    (tmp_path / "study.json").write_text("[]")
+    with pytest.raises(UserError, match="run the comparison again, or name its run directories"):
+        write_report([tmp_path])
+
+
+def test_the_verb_writes_the_same_files_and_says_the_answer(study, tmp_path, capsys):
+    assert main(["report", str(study), "--out", str(tmp_path)]) == 0
+    *_, answer, path = capsys.readouterr().out.splitlines()
+    assert answer.startswith("Does shift need dot-product attention? No: on shift random")
+    assert path == str(tmp_path / "report.html")
+    for name in ("report.html", "report.md", "table.csv"):
+        assert (tmp_path / name).read_bytes() == (study / name).read_bytes()
+    assert main(["report", str(tmp_path / "missing")]) == 2
+
+
+def test_a_report_needs_no_torch(tmp_path):
+    make_run(tmp_path / "a", "dot", 1, 0.9)
+    script = (
+        "import sys; from synthesizer.report import write_report\n"
+        f"write_report([{str(tmp_path)!r}])\n"
+        "print(sorted({'torch', 'transformers', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_published_numbers_stand_apart(tmp_path):
+    make_run(tmp_path / "a", "dot", 1, 0.9, recipe="listops")
+    html = write_report([tmp_path]).read_text()
+    assert html.index("The table") < html.index("What was published") < html.index("36.99")
+    assert "Numbers of others, at their scale" in html
+
+
+def test_published_numbers_are_printed_as_published():
+    (ours, rerun) = paper_tables("mt-wmt14-ende", ["dot", "random"])
+    rows = {row[0]: row[1:] for row in ours.rows}
+    assert rows["Synthesizer Factorized Random"] == ("\N{EN DASH}", "61M", "27.30")
+    assert rows["Synthesizer Random"] == ("random", "67M", "27.27")
+    assert "transcription" in ours.source
+    assert "Narang" in rerun.source
+
+
+def test_every_paper_key_and_every_column_is_known():
+    paper = tomllib.loads((resources.files("synthesizer") / "paper.toml").read_text())
+    keys = {load_recipe(name).paper for name in recipe_names()} - {None}
+    assert keys <= set(paper["recipes"])
+    for choices in paper["recipes"].values():
+        for choice in choices:
+            columns = paper["tables"][choice["table"]]["columns"]
+            assert set(choice.get("columns", [])) <= set(columns)
+    for table in paper["tables"].values():
+        assert table["source"] in paper["sources"]
+        for row in table["rows"]:
+            assert set(row) - {"name", "synthesis"} <= set(table["columns"])
+            assert normalize_spec(row.get("synthesis", "dot"))
+
+
+def test_the_front_holds_what_nothing_beats():
+    assert pareto([(1, 1), (2, 0), (0, 2), (1, 0), (1, 1)]) == {0, 1, 2, 4}
+
+
+def test_names_beside_a_plot_do_not_overlap():
+    for heights in ([0.5] * 4, [0.99, 1.0, 1.0], [0.0, 0.0, 0.9], list(np.linspace(0, 1, 12))):
+        placed = _spread(sorted(heights))
+        assert min(b - a for a, b in pairwise(placed)) > 0.06
+
+
+def test_another_tool_can_wrap_its_sections():
+    html = page("A <title>", [Section("One", "<p>body</p>")], "<p>lead</p>")
+    assert "<h1>A &lt;title&gt;</h1>" in html
+    assert "<h2>One</h2>\n<p>body</p>" in html
+
+
+def test_every_main_metric_can_be_judged():
+    mains = ("bleu", "bleu4", "rougeL", "perplexity", "bits_per_byte", "accuracy", "token_accuracy")
+    assert set(mains) <= set(SCORES)

@@ -1,0 +1,33 @@
+"""What the committed comparisons say, judged anew from their records."""
+
+from pathlib import Path
+
+import pytest
+
+from synthesizer.report import summarize_all
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def verdicts(name):
+    (summary,) = summarize_all([RESULTS / name])
+    assert all(len(line.scores) == 3 for line in summary.lines)
+    return {line.row.label: line.comparison.word for line in summary.lines if line.comparison}
+
+
+def test_positions_solve_shift_so_random_is_no_worse_than_dot():
+    words = verdicts("shift")
+    assert words["random"] == words["random+dot"] == "no worse"
+    assert words["none"] == "worse"
+
+
+def test_recall_needs_content_so_random_is_worse_than_dot():
+    words = verdicts("recall")
+    assert words["random"] == words["dense"] == words["none"] == "worse"
+    assert words["random+dot"] in ("no worse", "better")
+
+
+@pytest.mark.parametrize("name", ["shift", "recall"])
+def test_records_are_kept_without_weights(name):
+    large = [path for path in (RESULTS / name).rglob("*.npz") if path.stat().st_size > 100_000]
+    assert large == []

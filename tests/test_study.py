@@ -1,0 +1,306 @@
+"""Comparisons: fair by construction; nothing lost, mixed or hidden when something goes wrong."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import synthesizer
+from synthesizer.building import build_model
+from synthesizer.errors import UserError
+from synthesizer.matching import at_width, count, match_width
+from synthesizer.plan import Asked, draw_up
+from synthesizer.progress import Quiet
+from synthesizer.recipe import dump, load_recipe
+from synthesizer.run import Run
+from synthesizer.study import conduct, draw_rates, fit_widths, list_commands
+from synthesizer.tasks import build_task
+from synthesizer.training import fit
+from synthesizer.workers import perform
+from tiny import language_model
+
+
+class Here:
+    """Does a crew's work in this process, where torch is imported already."""
+
+    def grow(self, size):
+        pass
+
+    def ask(self, order):
+        return perform(order, Quiet())
+
+    def work(self, orders):
+        for place, order in enumerate(orders):
+            yield place, {"event": "start"}
+            try:
+                yield place, {"event": "done", **self.ask(order)}
+            except UserError as error:
+                yield place, {"event": "failed", "error": str(error)}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(dump(language_model(tmp_path)))
+    return Asked(str(path), out=tmp_path / "study", seeds=1, jobs=1)
+
+
+def planned(asked):
+    return fit_widths(draw_up(asked), Here(), lambda line: None)
+
+
+def conducted(asked):
+    plan = draw_up(asked)
+    plan.out.mkdir(exist_ok=True)
+    return conduct(plan, Here(), print, plain=True)
+
+
+def study_of(asked):
+    return json.loads((asked.out / "study.json").read_text())
+
+
+def test_the_default_rows_are_the_papers_table_and_two_controls(asked):
+    labels = [row.label for row in draw_up(asked).rows]
+    assert labels[0] == "dot"
+    assert len(labels) == 11
+    assert labels[-2:] == ["none", "dot, as large as random+dot"]
+
+
+def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked):
+    plan = planned(asked)
+    starts, batches = [], []
+    for row in plan.rows[:-1]:
+        recipe = plan.recipe(row, 1)
+        task = build_task(recipe)
+        starts.append(build_model(recipe, task.tokenizer, task.labels).state_dict())
+        stream = task.train_batches()
+        batches.append([next(stream).inputs["input_ids"] for _ in range(5)])
+    shared = set.intersection(*(set(start) for start in starts))
+    assert any("feed_forward" in name for name in shared)
+    for start in starts[1:]:
+        both = start.keys() & starts[0].keys()
+        assert all(torch.equal(start[name], starts[0][name]) for name in both)
+    for others in batches[1:]:
+        assert all(torch.equal(*pair) for pair in zip(batches[0], others, strict=True))
+
+
+def test_rows_differ_in_nothing_but_the_synthesis(asked):
+    plan = planned(asked)
+    recipes = [plan.recipe(row, 1) for row in plan.rows]
+    bare = {dump(recipe.model_copy(update={"synthesis": "dot"})) for recipe in recipes[:-1]}
+    assert len(bare) == 1
+    assert recipes[-1].model.d_ff > recipes[0].model.d_ff
+
+
+@pytest.mark.parametrize("measure", ["params", "flops"])
+def test_matching_meets_the_budget_within_rounding(asked, measure):
+    plan = planned(replace(asked, match=measure))
+    assert [row.label for row in plan.rows][-1] == "none"
+    dot, *others = [plan.recipe(row, 1) for row in plan.rows]
+    budget = count(dot, measure)
+    for recipe in others:
+        slope = count(at_width(recipe, 2), measure) - count(at_width(recipe, 1), measure)
+        assert abs(count(recipe, measure) - budget) <= slope / 2
+
+
+def test_a_row_too_large_to_match_is_named(asked, tmp_path):
+    small = language_model(tmp_path, "model.max_len=64", "model.d_ff=8", synthesis="random")
+    dot = language_model(tmp_path, "model.max_len=64", "model.d_ff=8", synthesis="dot")
+    with pytest.raises(UserError, match=r"random has [\d,]+ params .* more than the [\d,]+ of dot"):
+        match_width(small, dot, "params")
+
+
+def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
+    plan = planned(replace(asked, seeds=2))
+    for row in plan.rows:
+        for seed in plan.seeds:
+            words = shlex.split(plan.command(row, seed))
+            assert words[:2] == ["synthesizer", "train"]
+            sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+            spec = words[words.index("--synthesis") + 1]
+            made = load_recipe(words[2], synthesis=spec, overrides=sets)
+            assert made == plan.recipe(row, seed)
+            assert Path(words[words.index("--out") + 1]) == plan.path(row, seed)
+    paths = {plan.path(row, seed) for row in plan.rows for seed in plan.seeds}
+    assert len(paths) == 22
+
+
+def test_a_list_of_commands_cannot_know_what_tuning_chooses(asked):
+    with pytest.raises(UserError, match="--plan cannot list the runs of --tune"):
+        list_commands(replace(asked, tune=3))
+
+
+def test_a_changed_recipe_goes_elsewhere_and_never_into_the_same_directory(asked):
+    plan = draw_up(asked)
+    plan.out.mkdir()
+    plan.write()
+    assert draw_up(replace(asked, seeds=5)).out == plan.out
+    changed = replace(asked, overrides=("train.lr=0.5",))
+    with pytest.raises(UserError, match=r"another comparison \(train\.lr: .* -> 0\.5\)"):
+        draw_up(changed)
+    with pytest.raises(UserError, match="--match: none -> params"):
+        draw_up(replace(asked, match="params"))
+    Path(plan.shared.data.train).write_text("other words\n" * 90)
+    with pytest.raises(UserError, match="the data have changed"):
+        draw_up(asked)
+    assert draw_up(replace(asked, out=None)).out != draw_up(replace(changed, out=None)).out
+
+
+def test_a_quick_look_says_what_it_leaves_out(asked):
+    plan = draw_up(replace(asked, quick=True, seeds=None))
+    assert plan.seeds == (1,)
+    assert plan.shared.train.steps == 2
+    assert plan.words[0] == "quick: one seed, 2 steps where the recipe has 12; no verdict"
+
+
+def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
+    said = "rates of all rows: lr 0.001, tables x30; chosen for"
+    unknown = f"{said} no row that the recipe names (--tune K gives each its own)"
+    assert draw_up(asked).words == (unknown,)
+    assert draw_up(replace(asked, overrides=("chosen_for=dot",))).words == (f"{said} dot",)
+    assert draw_up(replace(asked, tune=2)).words == ()
+
+
+def test_every_row_tries_the_same_rates_and_the_recipes_own_are_among_them(asked):
+    recipe = draw_up(asked).shared
+    rates = draw_rates(recipe, 4)
+    assert rates[0] == (f"train.lr={recipe.train.lr:g}", "train.table_rate=30")
+    assert len(set(rates)) == 4
+    assert rates == draw_rates(recipe, 4)
+
+
+def test_a_wrong_option_is_refused_before_anything_runs(asked):
+    with pytest.raises(UserError, match="--match is 'size'; choose from none, params, flops"):
+        draw_up(replace(asked, match="size"))
+    with pytest.raises(UserError, match="unknown synthesis 'randum'"):
+        draw_up(replace(asked, syntheses=("randum",)))
+    with pytest.raises(UserError, match="factorized_random"):
+        planned(replace(asked, syntheses=("factorized_random:k=no",)))
+    assert not asked.out.exists()
+
+
+def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys):
+    """One row's directory is in use; once it is free, the same command does that row alone."""
+    asked = replace(asked, syntheses=("dot", "random", "none"))
+    plan = draw_up(asked)
+    plan.out.mkdir()
+    plan.write()
+    dot, random, none = (Run(plan.path(row, 1)) for row in plan.rows)
+    with random.held(random_recipe := plan.recipe(plan.rows[1], 1)):
+        conducted(asked)
+    assert "[2/3] random seed 1 failed: another process is training in" in capsys.readouterr().out
+    errors = [row["error"] for row in study_of(asked)["rows"]]
+    assert errors[0] is None
+    assert errors[1].startswith("seed 1: another process")
+    assert dot.is_finished
+    assert none.is_finished
+    assert not random.is_finished
+    first = (dot.path / "result.json").stat().st_mtime_ns
+
+    conducted(asked)
+    assert "2 of 3 runs are finished already" in capsys.readouterr().out
+    assert [row["error"] for row in study_of(asked)["rows"]] == [None] * 3
+    assert (dot.path / "result.json").stat().st_mtime_ns == first
+    assert random.recipe() == random_recipe
+
+
+def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
+    plan = conducted(replace(asked, syntheses=("dot", "random"), tune=2))
+    for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
+        values = [trial["validation"] for trial in record["trials"]]
+        assert len(values) == 2
+        chosen = record["trials"][values.index(min(values))]["changes"]
+        train = Run(plan.path(row, 1)).recipe().train
+        assert [f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"] == chosen
+
+
+def test_other_systems_are_rows_too_where_they_can_be(asked):
+    conducted(replace(asked, syntheses=("dot",), baselines=True))
+    rows = {row["label"]: row for row in study_of(asked)["rows"]}
+    left_out = rows.pop("linformer")
+    assert "cannot be causal" in left_out["error"]
+    assert list(rows) == ["dot", "lightconv", "dynamicconv", "universal"]
+    for row in rows.values():
+        assert row["error"] is None
+        assert Run(asked.out / row["runs"][0]).is_finished
+    assert Run(asked.out / rows["universal"]["runs"][0]).recipe().model.universal
+
+
+def test_the_parent_of_a_study_needs_no_torch():
+    script = "import sys, synthesizer.study; print('torch' in sys.modules)"
+    home = str(Path(synthesizer.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": home},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+
+
+def start(asked, *words):
+    """compare as a process of its own."""
+    command = [sys.executable, "-m", "synthesizer", "compare", asked.recipe, "--plain"]
+    rows = [word for spec in ("dot", "random") for word in ("--synthesis", spec)]
+    home = str(Path(synthesizer.__file__).parents[1])
+    return subprocess.Popen(
+        [*command, *rows, "--seeds", "1", "--jobs", "1", "--out", str(asked.out), *words],
+        env={**os.environ, "PYTHONPATH": home},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def workers_of(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path):
+    """Killed in its second row by SIGKILL, then by Ctrl-C, then left to finish."""
+    Path(asked.recipe).write_text(dump(language_model(tmp_path, "train.steps=400")))
+    undisturbed = Run(tmp_path / "undisturbed")
+    fit(load_recipe(asked.recipe, synthesis="random"), undisturbed)
+    dot, random = (Run(asked.out / spec / "seed1") for spec in ("dot", "random"))
+
+    process = start(asked)
+    wait_for(lambda: len(random.metrics()) > 3, process)
+    for pid in [*workers_of(process), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    assert dot.is_finished
+    assert not random.is_finished
+    first = (dot.path / "result.json").stat().st_mtime_ns
+
+    process, begun = start(asked), len(random.metrics())
+    wait_for(lambda: len(random.metrics()) > begun + 3, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted with 1 of 2 runs finished; the same command goes on" in said
+
+    process = start(asked)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert "1 of 2 runs are finished already" in out
+    assert (dot.path / "result.json").stat().st_mtime_ns == first
+    undisturbed_lines = (undisturbed.path / "metrics.jsonl").read_text()
+    assert (random.path / "metrics.jsonl").read_text() == undisturbed_lines
