@@ -152,7 +152,7 @@ class Recipe(_Part):
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
     paper: str | None = None  # key into paper.toml
-    chosen_for: str | None = None  # the row whose validation score chose lr and table_rate, in words
+    chosen_for: str | None = None  # whose validation score chose lr and table_rate, in words
     data: Data = Data()
     text: Text = Text()
     model: Model = Model()
