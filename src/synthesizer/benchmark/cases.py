@@ -131,8 +131,10 @@ def _train(name: str, setting: Setting) -> Case:
 
 
 def _inference(name: str, setting: Setting) -> Case:
-    module, forward, _ = _sublayer(name, setting)
+    module, forward, x = _sublayer(name, setting)
     module.eval()
+    module.requires_grad_(False)
+    x.requires_grad_(False)
     if name.endswith(FROZEN):
         if not isinstance(module, SyntheticAttention):
             raise UserError(f"{name!r}: only tables freeze; leave 'frozen' out")

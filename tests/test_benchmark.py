@@ -1,0 +1,100 @@
+"""The benchmark: what it measures, what it refuses, what it writes."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from synthesizer.benchmark import Plan, Timing, bench, explain
+from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
+from synthesizer.benchmark.clock import peak_bytes
+from synthesizer.benchmark.writing import write
+from synthesizer.errors import UserError
+
+TINY = {
+    "lengths": (8,),
+    "tokens": 16,
+    "d_model": 12,
+    "num_heads": 3,
+    "num_layers": 1,
+    "vocab_size": 20,
+    "rounds": 2,
+}
+
+
+def only(plan):
+    """The one setting of a plan."""
+    (setting,) = plan.settings()
+    return setting
+
+
+def test_speed_is_told_by_best_rounds_and_its_spread_by_all():
+    ours, dot = Timing((2.0, 1.0)), Timing((2.0, 4.0))
+    assert ours.speed_of(dot) == (2.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize("mode", ["train", "inference", "lm", "classifier", "seq2seq", "decode"])
+def test_every_mode_measures_every_kind_of_variant(mode, tmp_path):
+    variants = ("random", "factorized_dense", "lightconv:kernel=3", "random+dot")
+    plan = Plan(variants=variants, modes=(mode,), views=("padded",), peers=True, **TINY)
+    told = []
+    result = bench(plan, lambda *what: told.append(what))
+    rows = {row.variant: row for row in result.rows}
+    assert set(variants) | {"dot"} <= set(rows)
+    assert rows["dot"].speed == 1.0
+    assert all(row.best_seconds > 0 and row.tokens_per_second > 0 for row in result.rows)
+    assert told[-1][0] == told[-1][1]
+    page = write(result, "synthesizer bench", tmp_path)
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "bench.json").read_text())["command"] == "synthesizer bench"
+    with (tmp_path / "bench.csv").open() as stream:
+        assert [row["variant"] for row in csv.DictReader(stream)] == list(rows)
+
+
+def test_lengths_share_the_tokens():
+    plan = Plan(**{**TINY, "lengths": (4, 8), "tokens": 16})
+    assert {(s.length, s.batch) for s in plan.settings()} == {(4, 4), (8, 2)}
+
+
+def test_flops_of_dot_are_its_formula():
+    """Four projections and two products, forward; twice that again for backward."""
+    plan = Plan(modes=("inference",), views=("full",), **TINY)
+    batch, length, width = 2, 8, 12
+    forward = 2 * batch * (4 * length * width**2 + 2 * length**2 * width)
+    assert count_flops("dot", only(plan)) == forward
+
+
+def test_what_is_saved_for_backward_is_counted_in_training_alone():
+    settings = [
+        only(Plan(modes=(mode,), views=("full",), **TINY)) for mode in ("train", "inference")
+    ]
+    kept = [saved_bytes(build_case("dot", setting)) for setting in settings]
+    assert kept[0] > 0
+    assert kept[1] is None
+
+
+def test_the_peak_of_memory_sees_a_large_tensor():
+    peak = peak_bytes(lambda: torch.ones(16_000_000).sum(), torch.device("cpu"))
+    assert peak is None or 50e6 < peak < 90e6
+
+
+def test_explaining_names_a_path_and_a_reason_for_each_variant():
+    plan = Plan(variants=("random", "lightconv"), views=("causal", "padded"), lengths=(128,))
+    lines = {(name, view): (path, reason) for name, view, _, path, reason in explain(plan)}
+    assert lines["random", "causal"] == ("table", "no token has a say")
+    assert lines["dot", "padded"][0] == "fused"
+    assert lines["lightconv", "padded"][0] == "its own"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"modes": ("nap",)}, "unknown mode 'nap'; choose from train, inference, lm"),
+        ({"views": ("up",)}, "unknown view 'up'; choose from causal, full, padded"),
+        ({"rounds": 0}, "rounds and lengths must be at least 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_measured_is_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Plan(**wrong)
