@@ -25,7 +25,6 @@ MODEL_SIDE = [
     "outputs",
     "backbone",
     "models",
-    "control",
 ]
 DATA_SIDE = [
     "recipe",

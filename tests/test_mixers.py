@@ -11,7 +11,6 @@ from synthesizer import (
     SynthesizerForSequenceClassification,
     UserError,
 )
-from synthesizer.control import num_parameters, widen_dot
 from variants import redrawn
 
 CAUSAL = ["lightconv:kernel=3", "dynamicconv:kernel=7", "lightconv:kernel=2,random+dot"]
@@ -159,25 +158,3 @@ def test_what_a_baseline_cannot_do_is_told(make, text):
     with pytest.raises(UserError) as caught:
         make()
     assert text in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder_decoder"])
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_dot_control_is_as_large_as_it_is_asked_to_be(kind, norm):
-    """One unit of d_ff is the finest step there is, so that half of it is the largest error."""
-    wide = config(kind=kind, norm=norm, synthesis="random+dense+dot", max_len=30)
-    target = num_parameters(wide)
-    control = widen_dot(wide, target)
-    layers = 4 if kind == "encoder_decoder" else 2
-    unit = layers * (2 * 12 + (norm == "layer"))
-    assert abs(num_parameters(control) - target) <= unit / 2
-    assert control.d_ff > wide.d_ff
-    assert (control.synthesis, control.max_len, control.kind) == ("dot", 30, kind)
-    assert control.decoder_synthesis == ("dot" if kind == "encoder_decoder" else "")
-
-
-def test_a_control_that_cannot_be_so_small_is_refused():
-    with pytest.raises(UserError, match=r"has at least 1,\d\d\d parameters, more than the 900"):
-        widen_dot(config(kind="decoder"), 900)
-    with pytest.raises(UserError, match="a config without kind has no model to count"):
-        num_parameters(config())
