@@ -13,27 +13,16 @@ from synthesizer import __version__
 from synthesizer.errors import UserError
 from synthesizer.inference import Guess, infer_recipe, is_data
 from synthesizer.recipe import Recipe, differences, dump, load_recipe, parse_recipe
+from synthesizer.report.reading import STUDY
 from synthesizer.run import spec_folder, write_atomically
 from synthesizer.sources import data_folder, open_source
-from synthesizer.spec import normalize_spec, variants
+from synthesizer.spec import TABLE_2, normalize_spec, variants
 
-TABLE_2 = (
-    "dot",
-    "fixed_random",
-    "random",
-    "factorized_random",
-    "dense",
-    "factorized_dense",
-    "random+dense",
-    "dense+dot",
-    "random+dot",
-)
 CONTROL = "random+dot"  # whose parameters the second dot row has
 MATCHES = ("none", "params", "flops")
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
-STUDY = "study.json"
 
 
 @dataclass(frozen=True)

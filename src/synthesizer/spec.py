@@ -22,6 +22,17 @@ from typing import Any
 from synthesizer.errors import UserError
 
 NONE = "none"
+TABLE_2 = (  # the rows of the paper's Table 2, in its order
+    "dot",
+    "fixed_random",
+    "random",
+    "factorized_random",
+    "dense",
+    "factorized_dense",
+    "random+dense",
+    "dense+dot",
+    "random+dot",
+)
 ALIASES = {
     "vanilla": "dot",
     "V": "dot",

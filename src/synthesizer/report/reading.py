@@ -22,20 +22,9 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.run import Run
-from synthesizer.spec import normalize_spec
+from synthesizer.spec import TABLE_2, normalize_spec
 
 STUDY, RECIPE = "study.json", "recipe.toml"
-ORDER = (  # of the paper's Table 2
-    "dot",
-    "fixed_random",
-    "random",
-    "factorized_random",
-    "dense",
-    "factorized_dense",
-    "random+dense",
-    "dense+dot",
-    "random+dot",
-)
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
 
 
@@ -243,7 +232,7 @@ def _study_of(runs: Sequence[Record], name: str) -> Study:
 
 
 def _rank(spec: str) -> int:
-    return ORDER.index(spec) if spec in ORDER else len(ORDER)
+    return TABLE_2.index(spec) if spec in TABLE_2 else len(TABLE_2)
 
 
 def _common(runs: Sequence[Record]) -> Path:

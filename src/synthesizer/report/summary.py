@@ -106,7 +106,8 @@ def summarize(study: Study) -> Summary:
     finished = [run for row in study.rows for run in row.finished]
     first = (finished[0].result or {}) if finished else {}
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
-    dot = next((row for row in study.rows if row.spec == DOT and row.finished), None)
+    plain = next((row for row in study.rows if row.spec == DOT), None)  # others are its controls
+    dot = plain if plain is not None and plain.finished else None
     compared: dict[str, Comparison] = {}
     if dot is not None and metric in SCORES:
         others = [_measured(row, metric) for row in study.rows if row is not dot and row.finished]
