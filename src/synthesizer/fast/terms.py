@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from synthesizer.fast.table import corner
 from synthesizer.synthesis import (
     Dense,
     DotProduct,
@@ -38,7 +39,7 @@ class Factors(NamedTuple):
 class Terms:
     """A sum of terms; what is None is not in it."""
 
-    table: Tensor | None = None  # (H, >= S, >= S), slots by slots
+    table: Tensor | None = None  # (H, T, S), or whole (H, N, N)
     rank: Factors | None = None  # rows (H, T, R), columns (H, S, R)
     bilinear: Factors | None = None  # queries (B, H, T, W), keys (B or 1, H, S, W)
     offsets: Tensor | None = None  # (H, S)
@@ -116,7 +117,7 @@ def _dot(part: DotProduct, scene: Scene) -> Terms:
 def _table(part: Random | FixedRandom, scene: Scene) -> Terms:
     if scene.alpha is None:
         return Terms(table=part.table)
-    return Terms(table=scene.scale(part.table[:, : scene.num_keys, : scene.num_keys]))
+    return Terms(table=scene.scale(corner(part.table, scene.x.shape[1], scene.num_keys)))
 
 
 def _factorized_table(part: FactorizedRandom, scene: Scene) -> Terms:
