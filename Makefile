@@ -11,16 +11,13 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 JOBS ?= 2
 
-.PHONY: run test test-slow check format floor clean
+.PHONY: run test check format floor clean
 
 run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
 
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
-
-test-slow: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -32,7 +29,7 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 floor: $(FLOOR)/ready
-	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py
+	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py tests/test_mixers.py tests/test_universal.py
 
 # The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
 $(VENV)/ready: pyproject.toml constraints.txt
