@@ -135,7 +135,7 @@ def test_a_local_copy_comes_before_the_hub(tmp_path):
     for split in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist([{"sentence": split}]), place / f"{split}.parquet")
     source = open_source(Data(hub="nyu-mll/glue", config="cola"), tmp_path)
-    assert source.origin == f"local copy {place}"
+    assert source.origin == "local copy glue_cola"
     assert list(source.splits) == ["train", "validation"]
     named = Data(hub="x/y", local=("none", "glue_cola"), splits={"test": "validation"})
     source = open_source(named, tmp_path)

@@ -244,7 +244,7 @@ def _find_local(data: Data, folder: Path | None) -> Source | None:
         present = {split: paths for split, paths in found.items() if paths}
         if "train" in present:
             return Source(
-                origin=f"local copy {place}",
+                origin=f"local copy {place.name}",  # a record names no folder of one machine
                 fingerprint=_digest(path for paths in present.values() for path in paths),
                 splits={
                     split: partial(_read_each, paths, data.header)
