@@ -71,8 +71,8 @@ def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=())
         "parameters": {"total": 51_200},
         "flops_per_token": 109_440.0,
         "training_tokens_per_second": 1000.0 * len(spec),
-        "generation_tokens_per_second": None,
-        "peak_memory_bytes": 2**28,
+        "decoding_tokens_per_second": None if spec == "none" else 100.0 * len(spec),
+        "training_memory_bytes": 2**24,
         "device": "cpu",
         "threads": 1,
         "sharpness": {} if spec == "none" else {"decoder": 0.5},
@@ -238,6 +238,22 @@ def test_the_csv_keeps_numbers_unrounded(study):
     assert (rows["random"]["verdict"], rows["random"]["seeds"]) == ("no worse", "3")
     assert (rows["wide"]["mean"], rows["wide"]["remarks"]) == ("", "failed: out of <memory>")
     assert float(rows["random"]["training_relative"]) == 2
+    assert float(rows["random"]["decoding_relative"]) == 2
+    assert (rows["none"]["decoding"], rows["none"]["memory"]) == ("", str(2.0**24))
+
+
+def test_results_of_an_older_version_are_read_and_their_memory_is_named_as_what_it_is(tmp_path):
+    for spec in ("dot", "random"):
+        run = make_run(tmp_path / spec, spec, 1, 0.9)
+        result = json.loads((run / "result.json").read_text())
+        del result["decoding_tokens_per_second"], result["training_memory_bytes"]
+        result |= {"generation_tokens_per_second": None, "peak_memory_bytes": 2**29}
+        (run / "result.json").write_text(json.dumps(result))
+    text = (write_report([tmp_path]).parent / "report.md").read_text()
+    assert "peak memory of the process, libraries included" in text
+    assert "512 MiB" in text
+    assert "peak memory of a training step" not in text
+    assert "decoding, tokens/s" not in text
 
 
 def test_runs_without_a_study_are_grouped_by_recipe(tmp_path):

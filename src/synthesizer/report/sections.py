@@ -57,6 +57,9 @@ def notes(summary: Summary) -> list[str]:
         "Sharpness is 1 - entropy / log(visible keys), the mean over heads and tokens: a table "
         "near 0 has not been learned, and its row says little. Speeds are beside dot's "
         "(1.00\N{MULTIPLICATION SIGN}); learning rates beside the factor of tables and alphas.",
+        "Decoding is greedy and cached, from the same prompts and for as many new tokens in every "
+        "row, past any end; classifiers and probes answer at once and decode nothing. Memory is "
+        "the most that weights, gradients, optimizer and activations took at once.",
     ]
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):

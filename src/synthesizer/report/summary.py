@@ -95,8 +95,9 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "parameters": lambda result: result["parameters"]["total"],
     "flops": lambda result: result["flops_per_token"],
     "training": lambda result: result["training_tokens_per_second"],
-    "decoding": lambda result: result["generation_tokens_per_second"],
-    "memory": lambda result: result["peak_memory_bytes"],
+    "decoding": lambda result: result["decoding_tokens_per_second"],
+    "memory": lambda result: result["training_memory_bytes"],
+    "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: _mean(list(result["sharpness"].values())),
 }
 
