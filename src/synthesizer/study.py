@@ -46,17 +46,16 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     for line in plan.words:
         say(line)
     with Crew(plan.out) as crew:
-        plan.write()
         return conduct(plan, crew, say, plain=plain)
 
 
 def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
     """Have a crew do what a plan says; return the plan with what was found on the way."""
     try:
+        say("starting, reading the data and timing a step ...")
         plan = fit_widths(plan, crew, say)
         if plan.asked.tune:
             plan = _tune(plan, crew, say, plain)
-        plan.write()
         _perform(plan, _jobs(plan), crew, say, plain)
     except Interrupted:
         runs = [Run(plan.path(row, seed)) for row in plan.rows for seed in plan.seeds]
@@ -67,7 +66,7 @@ def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
     return plan
 
 
-def list_commands(asked: Asked) -> list[str]:
+def list_commands(asked: Asked, say: Say) -> list[str]:
     """The single runs of a comparison as commands; study.json is written for their report."""
     if asked.tune:
         raise UserError(
@@ -75,8 +74,10 @@ def list_commands(asked: Asked) -> list[str]:
             "leave one of them out"
         )
     plan = draw_up(asked)
+    for line in plan.words:
+        say(line)
     with Crew(plan.out) as crew:
-        plan = fit_widths(plan, crew, lambda line: None)
+        plan = fit_widths(plan, crew, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     return [plan.command(row, seed) for seed in plan.seeds for row in rows]
@@ -119,20 +120,24 @@ def _jobs(plan: Plan) -> list[Job]:
 
 
 def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool) -> None:
-    """Train what is not finished, telling how it goes."""
+    """Train what is not finished, telling how it goes; nothing is written if the data is bad."""
     for job in jobs:
         Run(job.path).claim(job.recipe)
     left = [job for job in jobs if not Run(job.path).is_finished]
     if len(left) < len(jobs):
-        say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
+        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
     if not left:
+        plan.write()
         return
     size = min(plan.asked.jobs or _processors(), len(left))
     crew.grow(size)
     seconds = _announce(crew.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
-    rates = f"{len(left)} runs left, workers: {size} of one thread"
-    say(f"about {clock(seconds * len(left) / size)} in all ({rates}); runs go to {plan.out}")
-    board = open_board(_standings(plan, jobs, seconds), size, plain=plain)
+    runs, workers = _count(len(left), "run"), _count(size, "worker")
+    whole = clock(seconds * math.ceil(len(left) / size))
+    say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
+    plan.write()
+    steps = plan.shared.train.steps
+    board = open_board(_standings(plan, jobs, seconds), size, steps, plain=plain)
     try:
         _follow(plan, left, crew, board)
     finally:
@@ -152,7 +157,7 @@ def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
         elif kind == "show":
             board.show(job.row, key, event)
         elif kind == "measure":
-            board.measure(job.row, key, event["value"])
+            board.measure(job.row, key, event["metric"], event["value"])
         elif kind == "done":
             name, value = _main_metric(event["result"])
             board.finish(job.row, key, seed, name, value)
@@ -246,6 +251,10 @@ def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> d
 
 def _trial_path(plan: Plan, row: Row, trial: int) -> Path:
     return plan.out / "trials" / row.folder / f"trial{trial}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _main_metric(result: dict[str, Any]) -> tuple[str, float]:

@@ -53,6 +53,8 @@ class Line:
         """What is missing of the row, if anything."""
         if self.row.error:
             return f"failed: {self.row.error}"
+        if self.row.left_out:
+            return f"left out: {self.row.left_out}"
         unfinished = [run for run in self.row.runs if run.result is None]
         if not self.row.runs:
             return "not run"

@@ -5,11 +5,13 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from synthesizer.report.summary import Line, Summary
 from synthesizer.verdict import NOT_JUDGED
 
 MISSING = "\N{EN DASH}"
+NAME = 18  # letters of a row's name on a line of a terminal
 
 Value = float | int | str | None
 
@@ -54,7 +56,7 @@ def columns(summary: Summary) -> list[Column]:
                 "high": lambda line: _end(line, "high"),
                 "margin": _found("margin"),
             },
-            "difference",
+            "vs dot",
         ),
         Column(
             "verdict",
@@ -74,14 +76,14 @@ def columns(summary: Summary) -> list[Column]:
             "training, tokens/s",
             lambda line: _speed(line, "training"),
             _cost("training") | {"training_relative": lambda line: line.relative["training"]},
-            "training speed",
+            "training",
             lambda line: _times(line.relative["training"]),
         ),
         Column(
             "decoding, tokens/s",
             lambda line: _speed(line, "decoding"),
             _cost("decoding") | {"decoding_relative": lambda line: line.relative["decoding"]},
-            "decoding speed",
+            "decoding",
             lambda line: _times(line.relative["decoding"]),
         ),
         Column(
@@ -129,7 +131,7 @@ def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
     ]
     kept = [(head, texts) for head, texts in shown if set(texts) - {MISSING, ""}]
     rows = [
-        [line.row.label, *(texts[place].replace("\n", ", ") for _, texts in kept)]
+        [fill(line.row.label, NAME), *(texts[place].replace("\n", ", ") for _, texts in kept)]
         for place, line in enumerate(summary.lines)
     ]
     return ["row", *(head for head, _ in kept)], rows
