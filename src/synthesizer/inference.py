@@ -306,7 +306,10 @@ def _sizes(
         "train.checkpoint_every": max(100, steps // 4),
         "evaluate.every": max(100, steps // 4),
     }
-    why = "the window" if task == "language_modeling" else f"95 of 100 have {longest} characters"
+    why = "the window"
+    if task != "language_modeling":
+        why = f"95 of 100 texts have up to {longest:,} characters"
+        why += "; longer ones are cut" if fits < longest / characters else ""
     words = [
         f"text: {_readable(total)} characters, as {sizes['text.kind']} tokens"
         + ("" if in_bytes else f" of a vocabulary of {scale.vocab_size:,}"),

@@ -183,8 +183,11 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
     looks = math.ceil(train.steps / plan.shared.evaluate.every)
     tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
-    seconds = float(step * train.steps + tokens * per_token + SETTLING)
-    more = "; writing the answers comes on top" if found["generates"] else ""
+    counts = report["examples"]
+    tried = min(plan.shared.evaluate.limit or counts["validation"], counts["validation"])
+    writing = (looks * tried + counts["test"]) * found["seconds_per_answer"]
+    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
+    more = f", up to {clock(writing)} of it for writing answers" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
     return seconds
 

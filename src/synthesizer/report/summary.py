@@ -46,7 +46,8 @@ class Line:
     @property
     def paper_name(self) -> str:
         """What the paper calls it."""
-        return paper_name(self.row.spec)
+        shares = any(run.recipe.get("model", {}).get("universal") for run in self.row.runs)
+        return f"{'Universal ' if shares else ''}{paper_name(self.row.spec)}"
 
     @property
     def state(self) -> str:
@@ -141,11 +142,12 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
     tokens = train["batch_tokens"] * train.get("accumulate", 1)
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
-    seed_words = ", ".join(map(str, seeds)) or "none finished"
+    listed = ", ".join(map(str, seeds))
+    seed_words = f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed yet"
     return (
         f"Scope: {_layers(layers)} of width {model['d_model']}, "
         f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
-        f"{tokens:,} tokens on {origin or recipe['name']}; seeds {seed_words}. "
+        f"{tokens:,} tokens on {origin or recipe['name']}; {seed_words}. "
         "Only self-attention differs between rows: cross-attention, where a model has any, "
         "is dot product in all of them. Another scale or data set may answer otherwise."
     )
@@ -207,7 +209,11 @@ def _margin_text(metric: str, margin: float | None) -> str:
     if not metric:
         return ""
     default = margin_for(metric)
-    name = METRICS.get(metric, metric.replace("_", " ")).removesuffix(", %")
-    if margin is not None:
-        return f"{margin:g} {name}"
-    return f"{default}" if default.relative else f"{default} {name}"
+    if margin is None and default.relative:
+        return f"{default}"
+    size = margin if margin is not None else default.value
+    name = METRICS.get(metric, metric.replace("_", " "))
+    share = name.removesuffix(", %")
+    if share == name:
+        return f"{size:g} {name}"
+    return f"{size:g} {'point' if size == 1 else 'points'} of {share}"
