@@ -176,6 +176,8 @@ def test_the_page_has_every_part(study):
     assert len(labels) == 2 + 2 + 4 + 4 + 1
     assert "a &lt;b&gt; &amp; c" in html
     assert "random+dot says 1" in html
+    assert "two \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} lines" in html
+    assert "Decoding is greedy and cached" in html
     for fact in (
         "commit: 0123abc0123abc",
         "torch 2.13.0",

@@ -11,7 +11,7 @@ from synthesizer.building import build_config, build_model, rough_config
 from synthesizer.config import SynthesizerConfig
 from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
 from synthesizer.errors import UserError
-from synthesizer.evaluation import answer, evaluating, first_examples
+from synthesizer.evaluation import answer, evaluating
 from synthesizer.launch import open_accelerator
 from synthesizer.progress import Quiet, clock
 from synthesizer.recipe import Recipe, dump
@@ -21,7 +21,6 @@ from synthesizer.tasks.task import Task
 from synthesizer.training import Loop
 
 TRIED = 4  # steps, the first of which warms up
-ANSWERED = 16  # examples, together
 
 
 def describe(recipe: Recipe) -> Iterator[str]:
@@ -59,7 +58,7 @@ def time_answer(recipe: Recipe, task: Task) -> float:
     if not task.generates:
         return 0.0
     model = build_model(recipe, task.tokenizer, task.labels)
-    inputs = first_examples(task, "validation", ANSWERED).inputs
+    inputs = next(iter(task.batches("validation"))).inputs
     begin = time.perf_counter()
     with evaluating(model):
         answers = answer(model, inputs, recipe.evaluate)

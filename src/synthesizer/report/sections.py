@@ -13,6 +13,7 @@ from synthesizer.report.tables import cells, markdown
 from synthesizer.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
+LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
 
 
 def lead(summary: Summary) -> str:
@@ -58,10 +59,16 @@ def notes(summary: Summary) -> list[str]:
         "Sharpness is 1 - entropy / log(visible keys), the mean over heads and tokens: a table "
         "near 0 has not been learned, and its row says little. Speeds are beside dot's "
         "(1.00\N{MULTIPLICATION SIGN}); learning rates beside the factor of tables and alphas.",
-        "Decoding is greedy and cached, from the same prompts and for as many new tokens in every "
-        "row, past any end; classifiers and probes answer at once and decode nothing. Memory is "
-        "the most that weights, gradients, optimizer and activations took at once.",
     ]
+    if any(line.cost["decoding"] for line in summary.lines):
+        said.append(
+            "Decoding is greedy and cached, from the same prompts and for as many new tokens in "
+            "every row, past any end."
+        )
+    if any(line.cost["memory"] for line in summary.lines):
+        said.append(
+            "Memory is the most that weights, gradients, optimizer and activations took at once."
+        )
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
         said.append(
@@ -190,9 +197,12 @@ def _samples(summary: Summary) -> str:
         return ""
     count = min(MOST_SAMPLES, *(len(samples) for _, samples in having))
     asked = having[0][1][:count]
-    rows = [[part, *(sample.get(part, "") for sample in asked)] for part in ("source", "reference")]
-    for label, samples in having:
-        rows.append([label, *(sample.get("output", "") for sample in samples[:count])])
+    named = [(part, part, asked) for part in ("source", "reference")]
+    named += [(label, "output", samples[:count]) for label, samples in having]
+    rows = [
+        [name, *(sample.get(part, "").replace("\n", LINE_END) for sample in samples)]
+        for name, part, samples in named
+    ]
     head = ["", *(f"example {place + 1}" for place in range(count))]
     return f'<div class="words">{table(head, rows)}</div>'
 

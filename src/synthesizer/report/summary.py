@@ -47,7 +47,8 @@ class Line:
     def paper_name(self) -> str:
         """What the paper calls it."""
         shares = any(run.recipe.get("model", {}).get("universal") for run in self.row.runs)
-        return f"{'Universal ' if shares else ''}{paper_name(self.row.spec)}"
+        name = paper_name(self.row.spec)
+        return f"Universal {name.replace('Vanilla', 'Transformer')}" if shares else name
 
     @property
     def state(self) -> str:
