@@ -12,12 +12,12 @@ def standings():
 
 
 def play(board):
-    board.start(0, "a", 1)
+    board.start(0, "a", "seed 1")
     board.show(0, "a", {"step": 50, "steps": 100, "loss": 2.5, "rate": 9000.0, "left": 30.0})
     board.measure(0, "a", "bits_per_byte", 3.25)
-    board.start(1, "b", 1)
-    board.fail(1, "b", 1, "the loss is nan")
-    board.finish(0, "a", 1, "bits_per_byte", 3.125)
+    board.start(1, "b", "seed 1")
+    board.fail(1, "b", "the loss is nan")
+    board.finish(0, "a", "bits_per_byte", 3.125)
 
 
 def test_plain_lines_say_who_what_and_how_long(capsys):
@@ -35,7 +35,7 @@ def test_the_table_shows_every_row_and_the_whole():
     board = LiveBoard(standings(), 2, 100)
     try:
         play(board)
-        board.start(0, "c", 2)
+        board.start(0, "c", "seed 2")
         board.show(0, "c", {"step": 10, "steps": 100, "loss": 2.0, "rate": 800.0, "left": 90.0})
         text = drawn(board, 80)
     finally:
@@ -59,7 +59,7 @@ def test_nothing_is_cut_off_in_eighty_columns_and_nothing_moves():
     long = "dot, as large as factorized_random+dense+dot"
     board = LiveBoard([Standing(long, 10, 60.0), Standing("none", 10, 36_000.0)], 1, 99_999)
     try:
-        board.start(0, "a", 1)
+        board.start(0, "a", "seed 1")
         before = drawn(board, 80)
         values = {"step": 99_950, "steps": 99_999, "loss": 12.3456, "rate": 123_456.0}
         board.show(0, "a", {**values, "left": 35_999.0})

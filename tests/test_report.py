@@ -242,6 +242,21 @@ def test_the_csv_keeps_numbers_unrounded(study):
     assert (rows["none"]["decoding"], rows["none"]["memory"]) == ("", str(2.0**24))
 
 
+def test_what_was_tried_for_each_row_is_shown_best_first(tmp_path):
+    trials = [
+        {"changes": ["train.lr=0.1", "train.table_rate=30"], "validation": None},
+        {"changes": ["train.lr=0.01", "train.table_rate=30"], "validation": 51.25},
+        {"changes": ["train.lr=0.02", "train.table_rate=5"], "validation": 60.5},
+    ]
+    make_run(tmp_path / "a", "dot", 1, 0.9)
+    row = {"label": "dot", "spec": "dot", "runs": ["a"], "trials": trials}
+    (tmp_path / "study.json").write_text(json.dumps({"rows": [row], "tune": 3}))
+    text = (write_report([tmp_path]).parent / "report.md").read_text()
+    assert "Every row had 3 trials of learning rate and table rate" in text
+    assert "| dot | 0.02 | 5 | 60.50 | chosen |\n| dot | 0.01 | 30 | 51.25 |  |" in text
+    assert "| dot | 0.1 | 30 | failed |  |" in text
+
+
 def test_results_of_an_older_version_are_read_and_their_memory_is_named_as_what_it_is(tmp_path):
     for spec in ("dot", "random"):
         run = make_run(tmp_path / spec, spec, 1, 0.9)

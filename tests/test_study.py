@@ -228,6 +228,7 @@ def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
     plan = conducted(replace(asked, syntheses=("dot", "random"), tune=2))
     for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
         values = [trial["validation"] for trial in record["trials"]]
+        assert [trial["run"][-6:] for trial in record["trials"]] == ["trial1", "trial2"]
         assert len(values) == 2
         chosen = record["trials"][values.index(min(values))]["changes"]
         train = Run(plan.path(row, 1)).recipe().train

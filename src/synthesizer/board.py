@@ -31,7 +31,7 @@ COLUMNS = (  # and widths; that of a step depends on how many there are
 class Running:
     """One run at work, as far as its worker told."""
 
-    seed: int
+    name: str  # of its seed, or trial
     began: float
     step: int = 0
     steps: int = 0
@@ -81,14 +81,16 @@ class Standing:
 class Board:
     """What a study tells; lines here, a table in Live."""
 
-    def __init__(self, standings: Sequence[Standing], jobs: int, steps: int) -> None:
-        self.standings, self.jobs, self.steps = list(standings), jobs, steps
+    def __init__(
+        self, standings: Sequence[Standing], jobs: int, steps: int, split: str = "test"
+    ) -> None:
+        self.standings, self.jobs, self.steps, self.split = list(standings), jobs, steps, split
         self.metric = "metric"
 
-    def start(self, row: int, key: str, seed: int) -> None:
+    def start(self, row: int, key: str, name: str) -> None:
         """A run began, or went on."""
-        self.standings[row].running[key] = Running(seed, time.monotonic())
-        self._begin(row, seed)
+        self.standings[row].running[key] = Running(name, time.monotonic())
+        self._begin(row, name)
 
     def show(self, row: int, key: str, event: dict[str, Any]) -> None:
         """A worker told how its run goes."""
@@ -102,19 +104,20 @@ class Board:
         self.metric = metric
         self.standings[row].running[key].metric = value
 
-    def finish(self, row: int, key: str, seed: int, metric: str, value: float) -> None:
-        """A run is done; `value` is its metric on test."""
+    def finish(self, row: int, key: str, metric: str, value: float) -> None:
+        """A run is done; `value` is its metric on the split that counts."""
         self.metric = metric
         standing = self.standings[row]
-        self._retire(row, key)
+        name = self._retire(row, key)
         standing.done.append(value)
-        self.say(f"{self._count()} {standing.label} seed {seed}: test {metric} {value:.4f}")
+        told = f"{self.split} {metric} {value:.4f}"
+        self.say(f"{self._count()} {standing.label} {name}: {told}")
 
-    def fail(self, row: int, key: str, seed: int, error: str) -> None:
+    def fail(self, row: int, key: str, error: str) -> None:
         """A run failed; the others go on."""
-        self._retire(row, key)
+        name = self._retire(row, key)
         self.standings[row].errors += 1
-        self.say(f"{self._count()} {self.standings[row].label} seed {seed} failed: {error}")
+        self.say(f"{self._count()} {self.standings[row].label} {name} failed: {error}")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -127,22 +130,23 @@ class Board:
     def close(self) -> None:
         """Nothing more will be told."""
 
-    def _begin(self, row: int, seed: int) -> None:
-        self.say(f"{self._count()} {self.standings[row].label} seed {seed}: training")
+    def _begin(self, row: int, name: str) -> None:
+        self.say(f"{self._count()} {self.standings[row].label} {name}: training")
 
     def _tell(self, row: int, run: Running) -> None:
         metric = "" if run.metric is None else f"  validation {run.metric:.4f}"
         self.say(
-            f"{self._count()} {self.standings[row].label} seed {run.seed}: step {run.step}/"
+            f"{self._count()} {self.standings[row].label} {run.name}: step {run.step}/"
             f"{run.steps}  loss {run.loss:.4f}{metric}  {run.rate:,.0f} tokens/s  "
             f"{clock(run.left or 0)} left, {clock(self._left())} in all"
         )
 
-    def _retire(self, row: int, key: str) -> None:
+    def _retire(self, row: int, key: str) -> str:
         standing = self.standings[row]
-        run = standing.running.pop(key, None)
-        if run is not None and not standing.done:
+        run = standing.running.pop(key)
+        if not standing.done:
             standing.expected = max(standing.expected, time.monotonic() - run.began)
+        return run.name
 
     def _left(self) -> float:
         now = time.monotonic()
@@ -157,8 +161,10 @@ class Board:
 class LiveBoard(Board):
     """The same as a table that stays in place, what is said above it."""
 
-    def __init__(self, standings: Sequence[Standing], jobs: int, steps: int) -> None:
-        super().__init__(standings, jobs, steps)
+    def __init__(
+        self, standings: Sequence[Standing], jobs: int, steps: int, split: str = "test"
+    ) -> None:
+        super().__init__(standings, jobs, steps, split)
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
@@ -173,7 +179,7 @@ class LiveBoard(Board):
     def close(self) -> None:
         self._live.stop()
 
-    def _begin(self, row: int, seed: int) -> None:
+    def _begin(self, row: int, name: str) -> None:
         self.refresh()
 
     def _tell(self, row: int, run: Running) -> None:
@@ -182,7 +188,8 @@ class LiveBoard(Board):
     def _table(self) -> Table:
         """Columns of a fixed width, so that nothing moves but the numbers."""
         whole = f"{self._count()} runs, {clock(self._left())} left in all"
-        meaning = f"metric: {self.metric} on validation, once done on test"
+        done = ", once done on test" if self.split == "test" else ""
+        meaning = f"metric: {self.metric} on validation{done}"
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
         table.caption, table.caption_justify = f"{whole}\n{meaning}", "left"
         longest = max(len(standing.label) for standing in self.standings)
@@ -209,10 +216,12 @@ class LiveBoard(Board):
         return table
 
 
-def open_board(standings: Sequence[Standing], jobs: int, steps: int, *, plain: bool) -> Board:
+def open_board(
+    standings: Sequence[Standing], jobs: int, steps: int, split: str, *, plain: bool
+) -> Board:
     """A live table where stdout is a terminal, unless plain lines are asked for."""
     live = sys.stdout.isatty() and not plain
-    return (LiveBoard if live else Board)(standings, jobs, steps)
+    return (LiveBoard if live else Board)(standings, jobs, steps, split)
 
 
 def _mean(values: list[float]) -> float | None:

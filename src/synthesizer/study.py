@@ -38,6 +38,12 @@ class Job:
     row: int
     recipe: Recipe
     path: Path
+    split: str = "test"  # whose score it is run for
+
+    @property
+    def name(self) -> str:
+        """What it is called beside its row: the seed, or the trial."""
+        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -137,7 +143,8 @@ def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool)
     say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
     plan.write()
     steps = plan.shared.train.steps
-    board = open_board(_standings(plan, jobs, seconds), size, steps, plain=plain)
+    split = jobs[0].split
+    board = open_board(_standings(plan, jobs, seconds), size, steps, split, plain=plain)
     try:
         _follow(plan, left, crew, board)
     finally:
@@ -151,20 +158,19 @@ def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
         if kind == "tick":
             board.refresh()
             continue
-        key, seed = str(job.path), job.recipe.seed
+        key = str(job.path)
         if kind == "start":
-            board.start(job.row, key, seed)
+            board.start(job.row, key, job.name)
         elif kind == "show":
             board.show(job.row, key, event)
         elif kind == "measure":
             board.measure(job.row, key, event["metric"], event["value"])
         elif kind == "done":
-            name, value = _main_metric(event["result"])
-            board.finish(job.row, key, seed, name, value)
+            board.finish(job.row, key, *_main_metric(event["result"], job.split))
         elif kind == "failed":
-            board.fail(job.row, key, seed, event["error"])
+            board.fail(job.row, key, event["error"])
             label = plan.rows[job.row].label
-            plan.errors.setdefault(label, f"seed {seed}: {event['error']}")
+            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
             plan.write()
 
 
@@ -195,9 +201,10 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
 def _standings(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[Standing]:
     standings = []
     for number, row in enumerate(plan.rows):
-        runs = [Run(job.path) for job in jobs if job.row == number]
-        done = [_main_metric(run.result())[1] for run in runs if run.is_finished]
-        standings.append(Standing(row.label, len(runs), seconds, done))
+        own = [job for job in jobs if job.row == number]
+        finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
+        done = [_main_metric(run.result(), split)[1] for run, split in finished]
+        standings.append(Standing(row.label, len(own), seconds, done))
     return standings
 
 
@@ -205,7 +212,12 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
     """Give every row the same number of trials, and the rates that did best on validation."""
     rates = draw_rates(plan.shared, plan.asked.tune)
     jobs = [
-        Job(number, plan.recipe(row, TRIAL_SEED, changes), _trial_path(plan, row, trial))
+        Job(
+            number,
+            plan.recipe(row, TRIAL_SEED, changes),
+            _trial_path(plan, row, trial),
+            "validation",
+        )
         for trial, changes in enumerate(rates)
         for number, row in enumerate(plan.rows)
         if row.left_out is None
@@ -222,7 +234,8 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
                 known, key=lambda trial: trial["validation"]
             )
             row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
-            say(f"{row.label}: {', '.join(best['changes'])} ({best['validation']:.4f})")
+            rates = ", ".join(best["changes"])
+            say(f"{row.label} takes {rates} (validation {best['validation']:.4f})")
         rows.append(row)
     return plan.with_rows(rows)
 
@@ -247,22 +260,22 @@ def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> d
     }
     if Run(path).is_finished:
         result = Run(path).result()
-        record["validation"] = result["validation"][result["main_metric"]]
+        record["validation"] = _main_metric(result, "validation")[1]
         record["higher_is_better"] = result["higher_is_better"]
     return record
 
 
 def _trial_path(plan: Plan, row: Row, trial: int) -> Path:
-    return plan.out / "trials" / row.folder / f"trial{trial}"
+    return plan.out / "trials" / row.folder / f"trial{trial + 1}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _main_metric(result: dict[str, Any]) -> tuple[str, float]:
+def _main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
     name = str(result["main_metric"])
-    return name, float(result["metrics"][name])
+    return name, float(result["metrics" if split == "test" else split][name])
 
 
 def _processors() -> int:
