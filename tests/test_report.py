@@ -5,9 +5,7 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from html.parser import HTMLParser
-from importlib import resources
 from itertools import pairwise
 
 import numpy as np
@@ -17,12 +15,10 @@ import browser
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.metrics import SCORES, score
-from synthesizer.recipe import dump, load_recipe, recipe_names
+from synthesizer.recipe import dump, load_recipe
 from synthesizer.report import Section, page, summarize_all, write_report
-from synthesizer.report.paper import paper_tables
 from synthesizer.report.plots import pareto
 from synthesizer.report.style import _spread
-from synthesizer.spec import normalize_spec
 
 EDGES = np.linspace(-6.0, 0.0, 49)
 
@@ -348,30 +344,6 @@ def test_published_numbers_stand_apart(tmp_path):
     html = write_report([tmp_path]).read_text()
     assert html.index("The table") < html.index("What was published") < html.index("36.99")
     assert "Numbers of others, at their scale" in html
-
-
-def test_published_numbers_are_printed_as_published():
-    (ours, rerun) = paper_tables("mt-wmt14-ende", ["dot", "random"])
-    rows = {row[0]: row[1:] for row in ours.rows}
-    assert rows["Synthesizer Factorized Random"] == ("\N{EN DASH}", "61M", "27.30")
-    assert rows["Synthesizer Random"] == ("random", "67M", "27.27")
-    assert "transcription" in ours.source
-    assert "Narang" in rerun.source
-
-
-def test_every_paper_key_and_every_column_is_known():
-    paper = tomllib.loads((resources.files("synthesizer") / "paper.toml").read_text())
-    keys = {load_recipe(name).paper for name in recipe_names()} - {None}
-    assert keys <= set(paper["recipes"])
-    for choices in paper["recipes"].values():
-        for choice in choices:
-            columns = paper["tables"][choice["table"]]["columns"]
-            assert set(choice.get("columns", [])) <= set(columns)
-    for table in paper["tables"].values():
-        assert table["source"] in paper["sources"]
-        for row in table["rows"]:
-            assert set(row) - {"name", "synthesis"} <= set(table["columns"])
-            assert normalize_spec(row.get("synthesis", "dot"))
 
 
 def test_the_front_holds_what_nothing_beats():

@@ -234,8 +234,8 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
                 known, key=lambda trial: trial["validation"]
             )
             row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
-            rates = ", ".join(best["changes"])
-            say(f"{row.label} takes {rates} (validation {best['validation']:.4f})")
+            chosen = ", ".join(best["changes"])
+            say(f"{row.label} takes {chosen} (validation {best['validation']:.4f})")
         rows.append(row)
     return plan.with_rows(rows)
 
