@@ -85,7 +85,7 @@ class Board:
         self, standings: Sequence[Standing], jobs: int, steps: int, split: str = "test"
     ) -> None:
         self.standings, self.jobs, self.steps, self.split = list(standings), jobs, steps, split
-        self.metric = "metric"
+        self.metric = ""  # its name, once it is known
 
     def start(self, row: int, key: str, name: str) -> None:
         """A run began, or went on."""
@@ -189,7 +189,7 @@ class LiveBoard(Board):
         """Columns of a fixed width, so that nothing moves but the numbers."""
         whole = f"{self._count()} runs, {clock(self._left())} left in all"
         done = ", once done on test" if self.split == "test" else ""
-        meaning = f"metric: {self.metric} on validation{done}"
+        meaning = " ".join(filter(None, ["metric:", self.metric, f"on validation{done}"]))
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
         table.caption, table.caption_justify = f"{whole}\n{meaning}", "left"
         longest = max(len(standing.label) for standing in self.standings)
@@ -206,12 +206,12 @@ class LiveBoard(Board):
             table.add_row(
                 escape(standing.label),
                 standing.state,
-                f"{len(standing.done)}/{standing.runs}",
+                f"{len(standing.done)}/{standing.runs}" if standing.runs else "",
                 f"{run.step}/{self.steps}" if run else "",
                 _short(run.loss if run else None),
                 _short(metric),
                 "" if run is None or run.rate is None else f"{run.rate:,.0f}",
-                _span(standing.seconds_left(now)),
+                _span(standing.seconds_left(now)) if standing.runs else "",
             )
         return table
 

@@ -64,7 +64,7 @@ def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
             plan = _tune(plan, crew, say, plain)
         _perform(plan, _jobs(plan), crew, say, plain)
     except Interrupted:
-        runs = [Run(plan.path(row, seed)) for row in plan.rows for seed in plan.seeds]
+        runs = [Run(job.path) for job in _jobs(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
             f"finished; the same command goes on from there ({plan.out})"
