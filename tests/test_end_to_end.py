@@ -67,7 +67,7 @@ def test_translation(tmp_path, trained, answers, capsys):
     result = trained("translation", "data.train=pairs.jsonl", *PIECES)
     assert "nrefs:1" in result["signatures"]["bleu"]
     assert {"bleu", "chrf"} <= result["metrics"].keys()
-    assert result["generation_tokens_per_second"] > 0
+    assert result["decoding_tokens_per_second"] > 0
     again = evaluated(tmp_path, capsys)
     assert float(again["bleu"][0]) == pytest.approx(result["metrics"]["bleu"], abs=1e-3)
     assert "nrefs:1" in again["bleu"][1]

@@ -51,6 +51,7 @@ MEETING = [
     "evaluation",
     "building",
     "cost",
+    "decoding",
     "inspection",
     "results",
     "answers",

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 
 import pytest
 
@@ -45,7 +46,6 @@ def guess(path, **given):
 def test_a_table_with_a_label_is_classified(tmp_path):
     found, recipe = guess(reviews(tmp_path / "reviews.csv"))
     assert found.reasons[0] == "task: classification ('sentiment' has 2 different values)"
-    assert found.reasons[1] == "columns: text 'review', label 'sentiment'"
     assert (recipe.name, recipe.task) == ("reviews", "classification")
     task = build_task(recipe)
     assert task.labels == ["bad", "good"]
@@ -108,11 +108,75 @@ def test_a_table_without_text_is_refused(tmp_path):
         infer_recipe(str(reviews(tmp_path / "reviews.csv")), "probe")
 
 
+def write_labelled(path, labels, name="label"):
+    rng = random.Random(5)
+    return write_csv(path, [("text", name), *((sentence(rng), label) for label in labels)])
+
+
+@pytest.mark.parametrize("number", [2, 200])
+def test_labels_may_be_two_or_two_hundred(tmp_path, number):
+    labels = [f"class {n % number}" for n in range(5 * number)]
+    random.Random(6).shuffle(labels)
+    found, _ = guess(write_labelled(tmp_path / "rows.csv", labels, "kind of thing"))
+    assert found.reasons[0] == (
+        f"task: classification ('kind of thing' has {number} different values)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "name", "words"),
+    [
+        (["good"] * 30, "label", "'good' in every row; a classifier needs two classes or more, or"),
+        (["good"], "label", "'good' in every row; a classifier needs two classes or more, or"),
+        ([n / 7 for n in range(30)], "score", "30 different values in 30 rows; a classifier needs"),
+        ([f"id{n}" for n in range(30)], "category", "30 different values in 30 rows; a classifier"),
+    ],
+)
+def test_a_label_that_cannot_be_one_is_not_left_out_in_silence(tmp_path, labels, name, words):
+    path = write_labelled(tmp_path / "rows.csv", labels, name)
+    with pytest.raises(UserError, match=re.escape(f"column '{name}' has {words}")):
+        infer_recipe(str(path))
+    assert guess(path, task="language_modeling")[1].task == "language_modeling"
+
+
+def test_columns_that_are_not_used_are_named(tmp_path):
+    found, _ = guess(reviews(tmp_path / "reviews.csv"))
+    assert found.reasons[1] == "columns: text 'review', label 'sentiment'; not used: id"
+
+
+def test_of_three_texts_the_user_chooses(tmp_path):
+    rng = random.Random(7)
+    body = [[sentence(rng) for _ in range(3)] for _ in range(30)]
+    path = write_csv(tmp_path / "three.csv", [("a", "b", "c"), *body])
+    with pytest.raises(UserError) as refused:
+        infer_recipe(str(path))
+    assert str(refused.value) == (
+        f"{path} has 3 columns of text (a, b, c); say which to use: --set data.columns.source=a "
+        "--set data.columns.target=b, or --set data.columns.text=a for one alone"
+    )
+    pair = ("data.columns.source=c", "data.columns.target=a")
+    plan = draw_up(Asked(str(path), overrides=pair, out=tmp_path / "pair"))
+    assert plan.words[:2] == (
+        "task: translation ('c' and 'a' are texts of similar length)",
+        "columns: source 'c', target 'a'; not used: b",
+    )
+    plan = draw_up(Asked(str(path), overrides=("data.columns.text=b",), out=tmp_path / "one"))
+    assert plan.shared.task == "language_modeling"
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(
+        UserError, match=r"binary\.csv is no readable table \(.*\); check its format"
+    ):
+        infer_recipe(str(tmp_path / "binary.csv"))
+
+
 def test_a_word_that_is_no_file_is_a_recipe(tmp_path):
     assert is_data("missing.csv")
     assert not is_data("python-docs")
     assert not is_data("own.toml")
-    with pytest.raises(UserError, match=r"missing\.csv does not exist"):
+    with pytest.raises(UserError, match=r"missing\.csv does not exist; name a data file, a .toml"):
         draw_up(Asked("missing.csv"))
     with pytest.raises(UserError, match=r"no recipe 'pyton-docs'.*did you mean 'python-docs'"):
         draw_up(Asked("pyton-docs"))

@@ -119,12 +119,14 @@ def test_a_row_too_large_to_match_is_named(asked, tmp_path):
 
 
 def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
-    plan = planned(replace(asked, seeds=2))
+    plan = planned(replace(asked, seeds=2, quick=True, overrides=("train.steps=9",)))
     for row in plan.rows:
         for seed in plan.seeds:
             words = shlex.split(plan.command(row, seed))
             assert words[:2] == ["synthesizer", "train"]
             sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+            keys = [text.partition("=")[0] for text in sets]
+            assert len(keys) == len(set(keys)), "each key once, as it ends up"
             spec = words[words.index("--synthesis") + 1]
             made = load_recipe(words[2], synthesis=spec, overrides=sets)
             assert made == plan.recipe(row, seed)
@@ -135,7 +137,7 @@ def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
 
 def test_a_list_of_commands_cannot_know_what_tuning_chooses(asked):
     with pytest.raises(UserError, match="--plan cannot list the runs of --tune"):
-        list_commands(replace(asked, tune=3))
+        list_commands(replace(asked, tune=3), print)
 
 
 def test_a_changed_recipe_goes_elsewhere_and_never_into_the_same_directory(asked):
@@ -162,10 +164,12 @@ def test_a_quick_look_says_what_it_leaves_out(asked):
 
 
 def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
-    said = "rates of all rows: lr 0.001, tables x30; chosen for"
-    unknown = f"{said} no row that the recipe names (--tune K gives each its own)"
+    said = "rates of all rows: lr 0.001, tables x30;"
+    unknown = f"{said} tuned for none of them (--tune K gives each its own)"
     assert draw_up(asked).words == (unknown,)
-    assert draw_up(replace(asked, overrides=("chosen_for=dot",))).words == (f"{said} dot",)
+    assert draw_up(replace(asked, overrides=("chosen_for=dot",))).words == (
+        f"{said} chosen for dot",
+    )
     assert draw_up(replace(asked, tune=2)).words == ()
 
 
@@ -187,6 +191,14 @@ def test_a_wrong_option_is_refused_before_anything_runs(asked):
     assert not asked.out.exists()
 
 
+def test_data_that_cannot_be_read_leaves_no_comparison_behind(asked):
+    """So that the next try, with another setting, may have the same place."""
+    wrong = replace(asked, overrides=("data.columns.text=missing",))
+    with pytest.raises(UserError, match=r"data\.columns\.text is 'missing'"):
+        conducted(wrong)
+    assert not (asked.out / "study.json").exists()
+
+
 def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys):
     """One row's directory is in use; once it is free, the same command does that row alone."""
     asked = replace(asked, syntheses=("dot", "random", "none"))
@@ -206,7 +218,7 @@ def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys):
     first = (dot.path / "result.json").stat().st_mtime_ns
 
     conducted(asked)
-    assert "2 of 3 runs are finished already" in capsys.readouterr().out
+    assert "2 of 3 runs finished already" in capsys.readouterr().out
     assert [row["error"] for row in study_of(asked)["rows"]] == [None] * 3
     assert (dot.path / "result.json").stat().st_mtime_ns == first
     assert random.recipe() == random_recipe
@@ -216,6 +228,7 @@ def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
     plan = conducted(replace(asked, syntheses=("dot", "random"), tune=2))
     for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
         values = [trial["validation"] for trial in record["trials"]]
+        assert [trial["run"][-6:] for trial in record["trials"]] == ["trial1", "trial2"]
         assert len(values) == 2
         chosen = record["trials"][values.index(min(values))]["changes"]
         train = Run(plan.path(row, 1)).recipe().train
@@ -226,7 +239,8 @@ def test_other_systems_are_rows_too_where_they_can_be(asked):
     conducted(replace(asked, syntheses=("dot",), baselines=True))
     rows = {row["label"]: row for row in study_of(asked)["rows"]}
     left_out = rows.pop("linformer")
-    assert "cannot be causal" in left_out["error"]
+    assert "cannot be causal" in left_out["left_out"]
+    assert left_out["error"] is None
     assert list(rows) == ["dot", "lightconv", "dynamicconv", "universal"]
     for row in rows.values():
         assert row["error"] is None
@@ -300,7 +314,7 @@ def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path):
     process = start(asked)
     out, _ = process.communicate()
     assert process.returncode == 0
-    assert "1 of 2 runs are finished already" in out
+    assert "1 of 2 runs finished already" in out
     assert (dot.path / "result.json").stat().st_mtime_ns == first
     undisturbed_lines = (undisturbed.path / "metrics.jsonl").read_text()
     assert (random.path / "metrics.jsonl").read_text() == undisturbed_lines

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from synthesizer.building import build_config, rough_config
+from synthesizer.building import build_config, build_model, rough_config
 from synthesizer.config import SynthesizerConfig
 from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
 from synthesizer.errors import UserError
+from synthesizer.evaluation import answer, evaluating
 from synthesizer.launch import open_accelerator
 from synthesizer.progress import Quiet, clock
 from synthesizer.recipe import Recipe, dump
@@ -50,6 +51,18 @@ def _cost(config: SynthesizerConfig) -> Iterator[str]:
     yield f"FLOPs per token, forward at full length: {flops_per_token(config):,.0f}"
     cached = cache_bytes_per_token(config)
     yield f"cache bytes per token: {'nothing is decoded' if cached is None else f'{cached:,}'}"
+
+
+def time_answer(recipe: Recipe, task: Task) -> float:
+    """Seconds of an answer by a model that knows no end yet, so at most; 0 where none is due."""
+    if not task.generates:
+        return 0.0
+    model = build_model(recipe, task.tokenizer, task.labels)
+    inputs = next(iter(task.batches("validation"))).inputs
+    begin = time.perf_counter()
+    with evaluating(model):
+        answers = answer(model, inputs, recipe.evaluate)
+    return (time.perf_counter() - begin) / len(answers)
 
 
 def time_step(recipe: Recipe, task: Task) -> float:

@@ -4,11 +4,14 @@ Each verb imports what it needs inside itself, so that --help, list and recipes 
 """
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -206,10 +209,10 @@ def compare(
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
     if plan:
-        for line in study.list_commands(asked):
+        for line in study.list_commands(asked, _note):
             _say(line)
         return
-    _report([study.compare(asked, _say, plain=plain).out])
+    _report([study.compare(asked, _tell, plain=plain).out])
 
 
 @app.command()
@@ -327,14 +330,16 @@ def _report(dirs: list[Path], out: Path | None = None) -> None:
     summaries = summarize_all(dirs)
     for summary in summaries:
         head, rows = brief(summary)
-        table = Table(*head)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for place, name in enumerate(head):
+            table.add_column(name, justify="right" if place else "left", no_wrap=not place)
         for row in rows:
             table.add_row(*map(escape, row))
         _print(table)
         for line in summary.lines:
             if line.state:
-                _say(f"{line.row.label}: {line.state}")
-        _say(f"{summary.question} {summary.answer}")
+                _tell(f"{line.row.label}: {line.state}")
+        _tell(f"{summary.question} {summary.answer}")
     _say(str(write(summaries, out or dirs[0])))
 
 
@@ -360,6 +365,18 @@ def _quiet_libraries() -> None:
 def _print(table: Table) -> None:
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
+
+
+def _tell(text: str) -> None:
+    """A sentence, which a terminal shows without breaking words."""
+    if sys.stdout.isatty():
+        text = fill(text, shutil.get_terminal_size().columns - 1, break_on_hyphens=False)
+    _say(text)
+
+
+def _note(text: str) -> None:
+    """What stands beside the output, so that the output can be piped."""
+    sys.stderr.write(text + "\n")
 
 
 def _say(text: str) -> None:

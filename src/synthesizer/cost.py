@@ -1,12 +1,14 @@
 """What a model costs: parameters by part, arithmetic and memory per token."""
 
-import resource
-import sys
-from contextlib import suppress
-from pathlib import Path
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
@@ -64,23 +66,37 @@ def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
     return model.eval()
 
 
-def forget_peak_memory() -> None:
-    """Let peak_memory count from now on, where the system can: one process may train many runs."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+@dataclass
+class Memory:
+    """The most bytes of tensors that stood at once; None where nobody can say."""
+
+    peak: int | None = None
 
 
-def peak_memory() -> int:
-    """The most bytes this process held: on the GPU where there is one, else resident."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    with suppress(OSError):
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+@contextmanager
+def peak_memory(device: torch.device, held: int) -> Iterator[Memory]:
+    """Watch the memory of tensors; `held` is what those take that stand already.
+
+    Not the process's memory: that is libraries for the most part, and what an allocator
+    keeps of earlier work.
+    """
+    memory = Memory()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield memory
+        memory.peak = torch.cuda.max_memory_allocated(device)
+    elif device.type == "cpu":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would tell stderr that it starts
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield memory
+        found = profiler.profiler.kineto_results.events()
+        changes = [(e.start_ns(), e.nbytes()) for e in found if e.name() == MEMORY_EVENT_NAME]
+        live = [held]
+        for _, change in sorted(changes, key=lambda entry: entry[0]):
+            live.append(live[-1] + change)
+        memory.peak = max(live)
+    else:
+        yield memory
 
 
 def _cache_bytes(config: SynthesizerConfig, length: int) -> int:

@@ -1,6 +1,5 @@
 """evaluate(model, task, split): what a model does on a split, scored by its task."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,36 +15,18 @@ from synthesizer.recipe import Evaluate
 from synthesizer.tasks.task import Outputs, Scores, Task
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The scores of one split, and how fast the answers were written."""
-
-    scores: Scores
-    generated_tokens: int = 0
-    generation_seconds: float = 0.0
-
-    @property
-    def generation_rate(self) -> float | None:
-        """Tokens per second of decoding; None where nothing was generated."""
-        return self.generated_tokens / self.generation_seconds if self.generated_tokens else None
-
-
 def evaluate(
     model: SynthesizerPreTrainedModel, task: Task, split: str, settings: Evaluate
-) -> Evaluation:
+) -> Scores:
     """Score a model on each example of a split once."""
     measured: list[_Measured] = []
     texts: list[str] = []
-    seconds, tokens = 0.0, 0
     with evaluating(model):
         for batch in task.batches(split):
             inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
             measured.append(_measure(model, task.kind, inputs))
             if task.generates:
-                begin = time.perf_counter()
                 answers = answer(model, inputs, settings)
-                seconds += time.perf_counter() - begin
-                tokens += sum(len(ids) for ids in answers)
                 texts += task.tokenizer.batch_decode(answers, skip_special_tokens=True)
     outputs = Outputs(
         losses=np.concatenate([part.losses for part in measured]),
@@ -54,7 +35,7 @@ def evaluate(
         predictions=_join([part.predictions for part in measured]),
         texts=tuple(texts),
     )
-    return Evaluation(task.score(split, outputs), tokens, seconds)
+    return task.score(split, outputs)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Every guess is a `--set` override of a built-in recipe: it can be said, changed 
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -59,11 +60,18 @@ def is_data(name: str) -> bool:
     return path.exists() or path.suffix != ""
 
 
-def infer_recipe(name: str, task: str | None = None) -> Guess:
-    """Guess what to do with a file; a task that is given is not guessed."""
+def infer_recipe(
+    name: str, task: str | None = None, given: Mapping[str, str] | None = None
+) -> Guess:
+    """Guess what to do with a file; a task and columns that are given are not guessed."""
     path = Path(name)
+    if not path.exists():
+        raise UserError(
+            f"{name} does not exist; name a data file, a .toml file, or a recipe that "
+            "`synthesizer recipes` lists"
+        )
     sample = _sample(path)
-    columns = _Columns.of(sample)
+    columns = _Columns.of(sample, given or {})
     if task is None:
         task, reason = _guess_task(path, columns)
     elif task in TASKS:
@@ -81,6 +89,9 @@ def infer_recipe(name: str, task: str | None = None) -> Guess:
     values |= {f"data.{split}": str(file) for split, file in splits.items()}
     values |= {f"data.columns.{role}": column for role, column in roles.items()}
     named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
+    unused = [column for column in sample[0].fields if column not in roles.values()]
+    if named and unused:
+        named += f"; not used: {', '.join(unused)}"
     return Guess(
         task,
         tuple(f"{key}={json.dumps(value)}" for key, value in {**values, **sizes}.items()),
@@ -120,33 +131,41 @@ class _Columns:
     sample: list[Row]
     labels: list[str]  # few, short values that come again and again; the fewest first
     texts: list[str]  # with words in them, in the order of the file
+    given: Mapping[str, str]  # by role, as the user says
 
     @classmethod
-    def of(cls, sample: list[Row]) -> "_Columns":
+    def of(cls, sample: list[Row], given: Mapping[str, str]) -> "_Columns":
         names = list(sample[0].fields)
         distinct = {name: len(set(_values(sample, name))) for name in names}
         labels = [name for name in names if _is_label(_values(sample, name))]
         texts = [name for name in names if name not in labels and _is_text(sample, name)]
-        return cls(sample, sorted(labels, key=lambda name: distinct[name]), texts)
+        return cls(sample, sorted(labels, key=lambda name: distinct[name]), texts, given)
 
     def roles(self, task: str) -> dict[str, str]:
         """The column of each role of a task: by a known name, then by what looks like it."""
+        given = dict(self.given)
         if task == "language_modeling":
-            return infer_columns(self.sample, ("text",), {})
+            return infer_columns(self.sample, ("text",), given)
         if task == "classification":
-            given = {"label": self.label} if self.labels else {}
+            if self.labels:
+                given.setdefault("label", self.label)
             return infer_columns(self.sample, ("text", "label"), given)
         if task in ("translation", "summarization"):
-            free = [name for name in self.texts if not _is_known(name, "source", "target")]
+            taken = given.values()
+            free = [
+                name
+                for name in self.texts
+                if not _is_known(name, "source", "target") and name not in taken
+            ]
             names = list(self.sample[0].fields)
             missing = [
                 role
                 for role in ("source", "target")
-                if not any(_is_known(name, role) for name in names)
+                if role not in given and not any(_is_known(name, role) for name in names)
             ]
-            given = dict(zip(missing, free, strict=False))
+            given |= dict(zip(missing, free, strict=False))
             return infer_columns(self.sample, ("source", "target"), given)
-        return {}
+        return given
 
     @property
     def label(self) -> str:
@@ -172,7 +191,16 @@ def _values(sample: list[Row], name: str) -> list[str]:
 
 def _is_label(values: list[str]) -> bool:
     short = max(map(len, values)) <= LABEL_LENGTH
-    return short and 2 <= len(set(values)) <= max(2, min(100, len(values) // 3))
+    return short and 2 <= len(set(values)) <= max(2, len(values) // 3)
+
+
+def _is_measured(values: list[str]) -> bool:
+    """Numbers, not all of them whole."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return False
+    return any(not number.is_integer() for number in numbers)
 
 
 def _is_text(sample: list[Row], name: str) -> bool:
@@ -198,11 +226,56 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
             f"{path} has the columns {', '.join(first)} and none of text; "
             "expected text and label, source and target, or text"
         )
+    if columns.given:
+        return _task_of_columns(columns)
     if columns.labels and (len(texts) == 1 or _is_known(columns.label, "label")):
         number = len(set(_values(columns.sample, columns.label)))
         return "classification", f"'{columns.label}' has {number} different values"
     if len(texts) == 1:
+        _refuse_unfit_labels(path, columns)
         return "language_modeling", f"'{texts[0]}' is text and nothing else is"
+    named = [any(_is_known(name, role) for name in first) for role in ("source", "target")]
+    if len(texts) > 2 and not all(named):
+        raise UserError(
+            f"{path} has {len(texts)} columns of text ({', '.join(texts)}); say which to use: "
+            f"--set data.columns.source={texts[0]} --set data.columns.target={texts[1]}, "
+            f"or --set data.columns.text={texts[0]} for one alone"
+        )
+    return _task_of_pairs(columns)
+
+
+def _task_of_columns(columns: _Columns) -> tuple[str, str]:
+    """From the roles that the user gave columns for."""
+    given = columns.given
+    if "source" in given or "target" in given:
+        return _task_of_pairs(columns)
+    if "label" in given:
+        return "classification", f"'{given['label']}' is the label, as you set it"
+    if "text" in given:
+        return "language_modeling", f"'{given['text']}' is the text, as you set it"
+    return "dialogue", "from the columns, as you set them"
+
+
+def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
+    """A column that reads like a label and cannot be one is not left out in silence."""
+    for name in columns.sample[0].fields:
+        values = _values(columns.sample, name)
+        if name in columns.texts or not (_is_known(name, "label") or _is_measured(values)):
+            continue
+        found = len(set(values))
+        cause = (
+            f"'{values[0]}' in every row; a classifier needs two classes or more"
+            if found == 1
+            else f"{found:,} different values in {len(values):,} rows; a classifier needs classes "
+            "that come again, so round or group them"
+        )
+        raise UserError(
+            f"{path}: column '{name}' has {cause}, or set task=language_modeling to model "
+            f"'{columns.texts[0]}' alone"
+        )
+
+
+def _task_of_pairs(columns: _Columns) -> tuple[str, str]:
     source, target = columns.roles("translation").values()
     if columns.mean_length(source) > 3 * columns.mean_length(target):
         return "summarization", f"'{target}' is less than a third as long as '{source}'"
@@ -233,7 +306,10 @@ def _sizes(
         "train.checkpoint_every": max(100, steps // 4),
         "evaluate.every": max(100, steps // 4),
     }
-    why = "the window" if task == "language_modeling" else f"95 of 100 have {longest} characters"
+    why = "the window"
+    if task != "language_modeling":
+        why = f"95 of 100 texts have up to {longest:,} characters"
+        why += "; longer ones are cut" if fits < longest / characters else ""
     words = [
         f"text: {_readable(total)} characters, as {sizes['text.kind']} tokens"
         + ("" if in_bytes else f" of a vocabulary of {scale.vocab_size:,}"),

@@ -23,6 +23,7 @@ MATCHES = ("none", "params", "flops")
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
+COLUMN = "data.columns."
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,19 @@ class Plan:
             "label": row.label,
             "spec": row.spec,
             "runs": runs,
-            "error": row.left_out or self.errors.get(row.label),
+            "left_out": row.left_out,
+            "error": self.errors.get(row.label),
             "note": row.note,
             "trials": row.trials,
         }
 
     def _changes(self, row: Row, seed: int, changes: Iterable[str] = ()) -> list[str]:
-        return [*self.overrides, *row.changes, *changes, f"seed={seed}"]
+        last: dict[str, str] = {}
+        for text in (*self.overrides, *row.changes, *changes, f"seed={seed}"):
+            key = text.partition("=")[0]
+            last.pop(key, None)
+            last[key] = text
+        return list(last.values())
 
 
 def draw_up(asked: Asked) -> Plan:
@@ -159,7 +166,9 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """The base recipe, its overrides (the user's last) and the words for both."""
     guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
-        guess = infer_recipe(asked.recipe, _given_task(asked.overrides))
+        given = _given(asked.overrides)
+        columns = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
+        guess = infer_recipe(asked.recipe, given.get("task"), columns)
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
         return base, (*guessed, *asked.overrides), words
@@ -182,9 +191,10 @@ def _fingerprint(recipe: Recipe) -> str:
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
     if not asked.tune:
-        chosen = recipe.chosen_for or "no row that the recipe names (--tune K gives each its own)"
+        none = "tuned for none of them (--tune K gives each its own)"
+        chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
         rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
-        yield f"rates of all rows: {rates}; chosen for {chosen}"
+        yield f"rates of all rows: {rates}; {chosen}"
 
 
 def _check(asked: Asked) -> None:
@@ -228,9 +238,10 @@ def _quicken(recipe: Recipe) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in changes.items())
 
 
-def _given_task(overrides: Iterable[str]) -> str | None:
-    given = [text.partition("=")[2].strip("\"' ") for text in overrides if text.startswith("task=")]
-    return given[-1] if given else None
+def _given(overrides: Iterable[str]) -> dict[str, str]:
+    """What the user sets, as plain words; the last of a key counts."""
+    pairs = (text.partition("=") for text in overrides)
+    return {key.strip(): value.strip("\"' ") for key, _, value in pairs}
 
 
 def _refuse_to_mix(plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """The end of a run: choose the weights, measure them on test, and write what others read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from synthesizer.cost import (
     cache_bytes_per_token,
     count_parameters,
     flops_per_token,
-    peak_memory,
 )
+from synthesizer.decoding import PROMPTS, Decoded, continuations, decode
 from synthesizer.errors import UserError
-from synthesizer.evaluation import Evaluation, evaluate, first_examples
+from synthesizer.evaluation import evaluate, first_examples
 from synthesizer.inspection import inspect, mean_sharpness
 from synthesizer.models import MODELS
 from synthesizer.progress import Progress
@@ -72,19 +73,23 @@ def finish(
     model = build_model(recipe, task.tokenizer, task.labels)
     load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
     progress.say(f"training is done; measuring the {chosen} weights on test")
-    evaluation = evaluate(model.to(device), task, "test", recipe.evaluate)
+    scores = evaluate(model.to(device), task, "test", recipe.evaluate)
+    first = first_examples(task, "test", PROMPTS)
+    decoded = decode(model, first) if task.decodes else None
     arrays = inspect(start, model.cpu(), first_examples(task, "test", INSPECTED).inputs)
-    run.write_arrays("statistics.npz", evaluation.scores.statistics)
+    run.write_arrays("statistics.npz", scores.statistics)
     run.write_arrays("attention.npz", arrays)
-    run.write("samples.txt", _samples_text(evaluation.scores.samples))
+    if decoded is not None and task.kind == "decoder":
+        scores = replace(scores, samples=continuations(task, first, decoded))
+    run.write("samples.txt", _samples_text(scores.samples))
     result = {
-        **describe_result(recipe, task, evaluation),
+        **describe_result(recipe, task, scores),
         "checkpoint": chosen,
         "best_step": best,
         "steps": last,
         "averaged_steps": averaged,
         "validation": _validation(run, best),
-        **measure_cost(model, run, evaluation),
+        **measure_cost(model, run, decoded),
         "sharpness": mean_sharpness(arrays),
         "data": task.report,
         **provenance(),
@@ -96,7 +101,7 @@ def finish(
     return result
 
 
-def describe_result(recipe: Recipe, task: Task, evaluation: Evaluation) -> dict[str, Any]:
+def describe_result(recipe: Recipe, task: Task, scores: Scores) -> dict[str, Any]:
     """What was trained and how well it does."""
     return {
         "recipe": recipe.name,
@@ -107,26 +112,27 @@ def describe_result(recipe: Recipe, task: Task, evaluation: Evaluation) -> dict[
         "seed": recipe.seed,
         "main_metric": task.main_metric,
         "higher_is_better": task.higher_is_better,
-        "metrics": evaluation.scores.metrics,
-        "signatures": evaluation.scores.signatures,
+        "metrics": scores.metrics,
+        "signatures": scores.signatures,
     }
 
 
 def measure_cost(
-    model: SynthesizerPreTrainedModel, run: Run, evaluation: Evaluation
+    model: SynthesizerPreTrainedModel, run: Run, decoded: Decoded | None
 ) -> dict[str, Any]:
     """What it took: parameters, arithmetic, memory and speed."""
     laps = [line for line in run.timing() if "tokens" in line]
     seconds = sum(lap["seconds"] for lap in laps)
     rate = sum(lap["tokens"] for lap in laps) / seconds if seconds else None
+    memory = [line["memory_bytes"] for line in run.timing() if "memory_bytes" in line]
     return {
         "parameters": count_parameters(model),
         "flops_per_token": flops_per_token(model.config),
         "cache_bytes_per_token": cache_bytes_per_token(model.config),
         "training_seconds": seconds,
         "training_tokens_per_second": rate,
-        "generation_tokens_per_second": evaluation.generation_rate,
-        "peak_memory_bytes": peak_memory(),
+        "decoding_tokens_per_second": decoded.tokens_per_second if decoded else None,
+        "training_memory_bytes": memory[-1] if memory else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
     }
@@ -167,7 +173,7 @@ def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
     run = Run(path)
     recipe, model = run.recipe(), load_model(run, checkpoint)
     task = build_task(recipe, tokenizer_dir=run.model)
-    return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
+    return evaluate(model.to(best_device()), task, split, recipe.evaluate)
 
 
 def model_card(recipe: Recipe, result: dict[str, Any]) -> str:

@@ -155,13 +155,13 @@ def _delimited(path: Path, header: bool | None) -> Iterator[Row]:
     delimiter = "\t" if path.suffix == ".tsv" else ","
     lines = (f"{line}\n" for line in _lines(path))
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
-    first = next(reader, None)
+    first = next(_parsed(reader, path), None)
     if first is None:
         raise UserError(f"{path} is empty; expected rows")
     named = looks_like_header(first) if header is None else header
     names = first if named else [str(number) for number in range(1, len(first) + 1)]
     rows = reader if named else itertools.chain([first], reader)
-    for cells in rows:
+    for cells in _parsed(rows, path):
         if not cells:
             continue
         number = max(reader.line_num, 1)
@@ -169,6 +169,13 @@ def _delimited(path: Path, header: bool | None) -> Iterator[Row]:
         if len(cells) != len(names):
             fault = f"{len(cells)} fields where {len(names)} are expected"
         yield Row(str(path), number, dict(zip(names, cells, strict=False)), fault)
+
+
+def _parsed(rows: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise UserError(f"{path} is no readable table ({error}); check its format") from None
 
 
 def looks_like_header(cells: list[str]) -> bool:

@@ -38,6 +38,12 @@ class Job:
     row: int
     recipe: Recipe
     path: Path
+    split: str = "test"  # whose score it is run for
+
+    @property
+    def name(self) -> str:
+        """What it is called beside its row: the seed, or the trial."""
+        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -46,20 +52,19 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     for line in plan.words:
         say(line)
     with Crew(plan.out) as crew:
-        plan.write()
         return conduct(plan, crew, say, plain=plain)
 
 
 def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
     """Have a crew do what a plan says; return the plan with what was found on the way."""
     try:
+        say("starting, reading the data and timing a step ...")
         plan = fit_widths(plan, crew, say)
         if plan.asked.tune:
             plan = _tune(plan, crew, say, plain)
-        plan.write()
         _perform(plan, _jobs(plan), crew, say, plain)
     except Interrupted:
-        runs = [Run(plan.path(row, seed)) for row in plan.rows for seed in plan.seeds]
+        runs = [Run(job.path) for job in _jobs(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
             f"finished; the same command goes on from there ({plan.out})"
@@ -67,7 +72,7 @@ def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
     return plan
 
 
-def list_commands(asked: Asked) -> list[str]:
+def list_commands(asked: Asked, say: Say) -> list[str]:
     """The single runs of a comparison as commands; study.json is written for their report."""
     if asked.tune:
         raise UserError(
@@ -75,8 +80,10 @@ def list_commands(asked: Asked) -> list[str]:
             "leave one of them out"
         )
     plan = draw_up(asked)
+    for line in plan.words:
+        say(line)
     with Crew(plan.out) as crew:
-        plan = fit_widths(plan, crew, lambda line: None)
+        plan = fit_widths(plan, crew, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     return [plan.command(row, seed) for seed in plan.seeds for row in rows]
@@ -119,20 +126,25 @@ def _jobs(plan: Plan) -> list[Job]:
 
 
 def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool) -> None:
-    """Train what is not finished, telling how it goes."""
+    """Train what is not finished, telling how it goes; nothing is written if the data is bad."""
     for job in jobs:
         Run(job.path).claim(job.recipe)
     left = [job for job in jobs if not Run(job.path).is_finished]
     if len(left) < len(jobs):
-        say(f"{len(jobs) - len(left)} of {len(jobs)} runs are finished already")
+        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
     if not left:
+        plan.write()
         return
     size = min(plan.asked.jobs or _processors(), len(left))
     crew.grow(size)
     seconds = _announce(crew.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
-    rates = f"{len(left)} runs left, workers: {size} of one thread"
-    say(f"about {clock(seconds * len(left) / size)} in all ({rates}); runs go to {plan.out}")
-    board = open_board(_standings(plan, jobs, seconds), size, plain=plain)
+    runs, workers = _count(len(left), "run"), _count(size, "worker")
+    whole = clock(seconds * math.ceil(len(left) / size))
+    say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
+    plan.write()
+    steps = plan.shared.train.steps
+    split = jobs[0].split
+    board = open_board(_standings(plan, jobs, seconds), size, steps, split, plain=plain)
     try:
         _follow(plan, left, crew, board)
     finally:
@@ -146,20 +158,19 @@ def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
         if kind == "tick":
             board.refresh()
             continue
-        key, seed = str(job.path), job.recipe.seed
+        key = str(job.path)
         if kind == "start":
-            board.start(job.row, key, seed)
+            board.start(job.row, key, job.name)
         elif kind == "show":
             board.show(job.row, key, event)
         elif kind == "measure":
-            board.measure(job.row, key, event["value"])
+            board.measure(job.row, key, event["metric"], event["value"])
         elif kind == "done":
-            name, value = _main_metric(event["result"])
-            board.finish(job.row, key, seed, name, value)
+            board.finish(job.row, key, *_main_metric(event["result"], job.split))
         elif kind == "failed":
-            board.fail(job.row, key, seed, event["error"])
+            board.fail(job.row, key, event["error"])
             label = plan.rows[job.row].label
-            plan.errors.setdefault(label, f"seed {seed}: {event['error']}")
+            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
             plan.write()
 
 
@@ -178,8 +189,11 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
     looks = math.ceil(train.steps / plan.shared.evaluate.every)
     tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
-    seconds = float(step * train.steps + tokens * per_token + SETTLING)
-    more = "; writing the answers comes on top" if found["generates"] else ""
+    counts = report["examples"]
+    tried = min(plan.shared.evaluate.limit or counts["validation"], counts["validation"])
+    writing = (looks * tried + counts["test"]) * found["seconds_per_answer"]
+    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
+    more = f", up to {clock(writing)} of it for writing answers" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
     return seconds
 
@@ -187,9 +201,10 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
 def _standings(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[Standing]:
     standings = []
     for number, row in enumerate(plan.rows):
-        runs = [Run(job.path) for job in jobs if job.row == number]
-        done = [_main_metric(run.result())[1] for run in runs if run.is_finished]
-        standings.append(Standing(row.label, len(runs), seconds, done))
+        own = [job for job in jobs if job.row == number]
+        finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
+        done = [_main_metric(run.result(), split)[1] for run, split in finished]
+        standings.append(Standing(row.label, len(own), seconds, done))
     return standings
 
 
@@ -197,7 +212,12 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
     """Give every row the same number of trials, and the rates that did best on validation."""
     rates = draw_rates(plan.shared, plan.asked.tune)
     jobs = [
-        Job(number, plan.recipe(row, TRIAL_SEED, changes), _trial_path(plan, row, trial))
+        Job(
+            number,
+            plan.recipe(row, TRIAL_SEED, changes),
+            _trial_path(plan, row, trial),
+            "validation",
+        )
         for trial, changes in enumerate(rates)
         for number, row in enumerate(plan.rows)
         if row.left_out is None
@@ -214,7 +234,8 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
                 known, key=lambda trial: trial["validation"]
             )
             row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
-            say(f"{row.label}: {', '.join(best['changes'])} ({best['validation']:.4f})")
+            chosen = ", ".join(best["changes"])
+            say(f"{row.label} takes {chosen} (validation {best['validation']:.4f})")
         rows.append(row)
     return plan.with_rows(rows)
 
@@ -239,18 +260,22 @@ def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> d
     }
     if Run(path).is_finished:
         result = Run(path).result()
-        record["validation"] = result["validation"][result["main_metric"]]
+        record["validation"] = _main_metric(result, "validation")[1]
         record["higher_is_better"] = result["higher_is_better"]
     return record
 
 
 def _trial_path(plan: Plan, row: Row, trial: int) -> Path:
-    return plan.out / "trials" / row.folder / f"trial{trial}"
+    return plan.out / "trials" / row.folder / f"trial{trial + 1}"
 
 
-def _main_metric(result: dict[str, Any]) -> tuple[str, float]:
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
     name = str(result["main_metric"])
-    return name, float(result["metrics"][name])
+    return name, float(result["metrics" if split == "test" else split][name])
 
 
 def _processors() -> int:

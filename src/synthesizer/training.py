@@ -29,7 +29,7 @@ from synthesizer.checkpoint import (
     prune,
     write_checkpoint,
 )
-from synthesizer.cost import forget_peak_memory
+from synthesizer.cost import peak_memory
 from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
@@ -43,6 +43,8 @@ from synthesizer.run import Run, provenance
 from synthesizer.snapshot import restore, take_optimizer, take_weights
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
+
+MEASURED = 1  # the step after which one is measured: the optimizer has all it keeps
 
 
 @dataclass
@@ -65,7 +67,6 @@ def fit(
     run.claim(recipe)
     if run.is_finished:
         return run.result()
-    forget_peak_memory()
     provenance()
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
@@ -131,7 +132,8 @@ class Loop:
         pace = Pace(state.step)
         while state.step < train.steps and not self._is_out_of_patience():
             begin = time.perf_counter()
-            asked = self.take_step(next(batches), interruption.asked)
+            take = self.take_measured_step if state.step == MEASURED else self.take_step
+            asked = take(next(batches), interruption.asked)
             pace.add(time.perf_counter() - begin, self.step_tokens)
             last = state.step == train.steps
             if state.step % train.log_every == 0 or last:
@@ -177,6 +179,18 @@ class Loop:
         state.loss += self.step_loss * targets
         state.targets += int(targets)
         return stop > 0
+
+    def take_measured_step(self, batches: list[Batch], asked: bool) -> bool:
+        """Take a step and record the most memory it needed, in timing.jsonl."""
+        standing = [*self.model.parameters(), *self.model.buffers()]
+        for kept in self.optimizer.state.values():
+            standing += [value for value in kept.values() if isinstance(value, Tensor)]
+        held = sum(tensor.nbytes for tensor in standing)
+        with peak_memory(self.accelerator.device, held) as memory:
+            stop = self.take_step(batches, asked)
+        if self.accelerator.is_main_process:
+            self.run.log_time(self.state.step, {"memory_bytes": memory.peak})
+        return stop
 
     def save(self) -> None:
         """Write a checkpoint of this step, if it is new, and drop those no longer needed."""
@@ -247,7 +261,7 @@ class Loop:
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
         state, task = self.state, self.task
-        scores = evaluate(self._whole_model(), task, "validation", self.recipe.evaluate).scores
+        scores = evaluate(self._whole_model(), task, "validation", self.recipe.evaluate)
         value = scores.metrics[task.main_metric]
         sign = 1 if task.higher_is_better else -1
         better = state.best is None or sign * value > sign * state.best

@@ -147,6 +147,8 @@ def answer(
     alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
     if all(comparison.word == NOT_JUDGED for _, comparison in compared):
         seeds = max(comparison.num_seeds for _, comparison in compared)
+        if seeds >= FEWEST_SEEDS:
+            return f"No verdict on {subject}: its runs have no per-example statistics to judge by."
         first = f"No verdict on {subject} from {_count(seeds, 'seed')} shared with dot"
         return f"{first}; {FEWEST_SEEDS} give one.{_so_far(alone, higher_is_better)}"
     better, even = _labels(alone, BETTER), _labels(alone, NO_WORSE)
@@ -157,8 +159,9 @@ def answer(
         said = " and ".join(claim for claim in claims if claim)
         sentence = f"No: on {subject} {said} than dot product"
     elif alone and len(_labels(alone, WORSE)) == len(alone):
-        every = "the one row" if len(alone) == 1 else f"each of {len(alone)} rows"
-        sentence = f"Yes: on {subject} {every} without dot product is worse"
+        few = {1: "the one row without dot product is", 2: "both rows without dot product are"}
+        every = few.get(len(alone), f"all {len(alone)} rows without dot product are")
+        sentence = f"Yes: on {subject} {every} worse"
     elif alone:
         open_rows = _labels(alone, UNDECIDED, NOT_JUDGED)
         sentence = f"Undecided: on {subject} more seeds are needed for {_join(open_rows)}"
@@ -174,10 +177,9 @@ def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
         return ""
     best = (max if higher_is_better else min)(alone, key=lambda row: row.difference)
     gained = best.difference > 0 if higher_is_better else best.difference < 0
-    return (
-        f" So far the best row without dot product is {best.label}, "
-        f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot."
-    )
+    size = f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot"
+    told = size if best.difference else "equal to dot"
+    return f" So far the best row without dot product is {best.label}, {told}."
 
 
 def kind_of(spec: str) -> str:
@@ -288,12 +290,13 @@ def _comparison(
 ) -> Comparison:
     error = evidence.error(LEVEL)
     low, high = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
-    settled_by = _seeds_needed(evidence, level, margin) if word == UNDECIDED else None
+    settled_by = seeds_needed(evidence, level, margin) if word == UNDECIDED else None
     difference = sign * evidence.gain
     return Comparison(label, difference, low, high, evidence.seeds, margin, word, settled_by)
 
 
-def _seeds_needed(evidence: Evidence, level: float, margin: float) -> int | None:
+def seeds_needed(evidence: Evidence, level: float, margin: float) -> int | None:
+    """How many seeds decide a row if more of them look like those at hand."""
     gap = abs(evidence.gain + margin)
     counts = range(evidence.seeds + 1, MOST_SEEDS + 1)
     return next((count for count in counts if evidence.error(level, count) < gap), None)

@@ -178,7 +178,7 @@ def _size(wire: Wire, recipe: str, like: str | None, measure: str) -> Message:
 
 def _prepare(wire: Wire, recipe: str) -> Message:
     """Read and cache a recipe's data, and measure what a run of it would take."""
-    from synthesizer.check import time_step
+    from synthesizer.check import time_answer, time_step
     from synthesizer.recipe import parse_recipe
     from synthesizer.tasks import build_task
 
@@ -192,7 +192,7 @@ def _prepare(wire: Wire, recipe: str) -> Message:
         "report": task.report,
         "seconds_per_step": time_step(parsed, task),
         "tokens": tokens,
-        "generates": task.generates,
+        "seconds_per_answer": time_answer(parsed, task),
     }
 
 

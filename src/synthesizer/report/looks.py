@@ -116,7 +116,8 @@ def _histogram(line: Line, stack: str, arrays: dict[str, Array]) -> str:
             share = 100 * moment / max(1, moment.sum())
             axes.stairs(share, edges, color=colour, linestyle=dashes, linewidth=1.6, label=name)
         axes.set_xlim(edges[0], edges[-1])
-        axes.set_xticks(range(-6, 1), [f"{10.0**power:g}" for power in range(-6, 1)])
+        powers = [f"{10.0**power:g}" for power in range(-3, 1)]
+        axes.set_xticks(range(-6, 1), ["\N{LESS-THAN OR EQUAL TO}1e-6", "1e-5", "1e-4", *powers])
         axes.set_xlabel("attention weight")
         axes.set_ylabel("share of weights, %")
         axes.legend(loc="upper left")

@@ -124,7 +124,8 @@ th:first-child { text-align: left; position: sticky; left: 0; background: var(--
 small { display: block; font-weight: 400; color: var(--muted); }
 td small { white-space: normal; min-width: 8rem; }
 .words td, .words thead th { text-align: left; white-space: normal; min-width: 11rem;
-  overflow-wrap: anywhere; }
+  max-width: 32rem; overflow-wrap: anywhere; }
+li { overflow-wrap: anywhere; }
 pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 0.85rem; }
 pre { overflow-x: auto; background: var(--shade); padding: 0.8rem; border-radius: 6px; }
 details { margin: 0.5rem 0; }

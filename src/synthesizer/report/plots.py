@@ -33,7 +33,7 @@ def forest(summary: Summary) -> str:
     lines = [line for line in summary.lines if line.comparison]
     if not lines:
         return ""
-    with drawing(0.9 + 0.34 * len(lines)) as (figure, axes):
+    with drawing(0.9 + 0.29 * len(lines)) as (figure, axes):
         axes.grid(visible=False, axis="y")
         compared = [line.comparison for line in lines if line.comparison]
         margin = compared[0].margin
@@ -63,7 +63,9 @@ def forest(summary: Summary) -> str:
         words.set_yticks(range(len(lines)), [c.word for c in compared])
         words.tick_params(axis="y", length=0)
         words.spines["right"].set_visible(False)
-        axes.set_xlabel(f"difference from dot, {summary.metric_name} (better \N{RIGHTWARDS ARROW})")
+        scale = ", log scale" if axes.get_xscale() == "symlog" else ""
+        unit = f"{summary.metric_name}{scale}"
+        axes.set_xlabel(f"difference from dot, {unit} (better \N{RIGHTWARDS ARROW})")
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
 
 
@@ -177,7 +179,7 @@ def _curves(
             ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
         axes.set_xlabel("step")
         axes.set_ylabel(name)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
         if sign < 0:
             axes.invert_yaxis()
         figure.draw_without_rendering()

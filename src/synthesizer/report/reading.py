@@ -2,7 +2,9 @@
 
     study.json = {"command": str, "recipe": str, "margin": float | null, "match": str, "tune": int,
                   "rows": [{"label": str, "spec": str, "runs": ["relative/path", ...],
-                            "error": str | null, "note": str | null}, ...]}
+                            "error": str | null, "note": str | null, "left_out": str | null,
+                            "trials": [{"changes": [str, ...], "validation": float | null}, ...]
+                           }, ...]}
 
 Every key of it but "rows" may be missing, and others are ignored. Runs outside a study are grouped
 by recipe: those that differ in anything but synthesis and seed are never put into one table.
@@ -94,6 +96,8 @@ class Row:
     runs: tuple[Record, ...]
     error: str | None = None
     note: str | None = None
+    left_out: str | None = None  # because
+    trials: tuple[dict[str, Any], ...] = ()
 
     @property
     def finished(self) -> tuple[Record, ...]:
@@ -191,7 +195,9 @@ def _read_study(file: Path) -> Study:
 
 def _read_row(home: Path, row: dict[str, Any]) -> Row:
     runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
-    return Row(row["label"], row["spec"], tuple(runs), row.get("error"), row.get("note"))
+    told = {name: row.get(name) for name in ("error", "note", "left_out")}
+    trials = tuple(row.get("trials") or ())
+    return Row(row["label"], row["spec"], tuple(runs), trials=trials, **told)
 
 
 def _group(records: Sequence[Record]) -> list[Study]:

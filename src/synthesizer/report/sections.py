@@ -13,6 +13,7 @@ from synthesizer.report.tables import cells, markdown
 from synthesizer.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
+LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
 
 
 def lead(summary: Summary) -> str:
@@ -34,6 +35,7 @@ def sections(summary: Summary) -> list[Section]:
     """All that follows the first screen; what no run tells is left out."""
     found = [
         Section("The table", _table(summary)),
+        Section("What the rates were chosen from", _trials(summary)),
         Section("What was published", _published(summary)),
         Section("Learning curves", _curves(summary)),
         Section("Where the heads look", _attention(summary)),
@@ -58,9 +60,21 @@ def notes(summary: Summary) -> list[str]:
         "near 0 has not been learned, and its row says little. Speeds are beside dot's "
         "(1.00\N{MULTIPLICATION SIGN}); learning rates beside the factor of tables and alphas.",
     ]
+    if any(line.cost["decoding"] for line in summary.lines):
+        said.append(
+            "Decoding is greedy and cached, from the same prompts and for as many new tokens in "
+            "every row, past any end."
+        )
+    if any(line.cost["memory"] for line in summary.lines):
+        said.append(
+            "Memory is the most that weights, gradients, optimizer and activations took at once."
+        )
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
-        said.append(f"Every row had {facts['tune']} trials of learning rate and table rate.")
+        said.append(
+            f"Every row had {facts['tune']} trials of learning rate and table rate, and has the "
+            "rates that did best on validation."
+        )
     elif chosen:
         said.append(f"The recipe's learning rates serve all rows; they were chosen for {chosen}.")
     else:
@@ -77,6 +91,8 @@ def text_of(summaries: Sequence[Summary]) -> str:
     for summary in summaries:
         parts += [f"# {summary.question}", f"**{summary.answer}**", summary.scope]
         parts += ["## The table", markdown(*cells(summary)), *notes(summary)]
+        if any(line.row.trials for line in summary.lines):
+            parts += ["## What the rates were chosen from", markdown(*trials(summary))]
         published = _paper_of(summary)
         if published:
             parts += ["## What was published", _apart()]
@@ -100,6 +116,27 @@ def _forest_caption(summary: Summary) -> str:
 
 def _table(summary: Summary) -> str:
     return "\n".join([table(*cells(summary)), *(paragraph(n, "note") for n in notes(summary))])
+
+
+def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of what was tried for each row, the best first."""
+    sign = -1 if summary.higher_is_better else 1
+    rows = []
+    for line in summary.lines:
+        known = [trial for trial in line.row.trials if trial["validation"] is not None]
+        failed = [trial for trial in line.row.trials if trial["validation"] is None]
+        ordered = sorted(known, key=lambda trial: sign * trial["validation"])
+        for place, trial in enumerate([*ordered, *failed]):
+            value = trial["validation"]
+            shown = "failed" if value is None else f"{value:.{summary.digits}f}"
+            rates = [change.rpartition("=")[2] for change in trial["changes"]]
+            chosen = "chosen" if place == 0 and value is not None else ""
+            rows.append([line.row.label, *rates, shown, chosen])
+    return ["row", "learning rate", "table rate", f"validation {summary.metric_name}", ""], rows
+
+
+def _trials(summary: Summary) -> str:
+    return table(*trials(summary)) if any(line.row.trials for line in summary.lines) else ""
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:
@@ -159,13 +196,15 @@ def _samples(summary: Summary) -> str:
     if not having:
         return ""
     count = min(MOST_SAMPLES, *(len(samples) for _, samples in having))
-    parts = []
-    for place in range(count):
-        asked = having[0][1][place]
-        rows = [["source", asked.get("source", "")], ["reference", asked.get("reference", "")]]
-        rows += [[label, samples[place].get("output", "")] for label, samples in having]
-        parts.append(f'<div class="words">{table(["", f"example {place + 1}"], rows)}</div>')
-    return "\n".join(parts)
+    asked = having[0][1][:count]
+    named = [(part, part, asked) for part in ("source", "reference")]
+    named += [(label, "output", samples[:count]) for label, samples in having]
+    rows = [
+        [name, *(sample.get(part, "").replace("\n", LINE_END) for sample in samples)]
+        for name, part, samples in named
+    ]
+    head = ["", *(f"example {place + 1}" for place in range(count))]
+    return f'<div class="words">{table(head, rows)}</div>'
 
 
 def _origin(summary: Summary) -> str:

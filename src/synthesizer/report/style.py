@@ -146,15 +146,16 @@ def name_at_right(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def _spread(heights: Sequence[float], gap: float = 0.075) -> list[float]:
-    """Heights in rising order, moved as little as keeps them a gap apart."""
-    placed = list(np.clip(heights, 0, 1))
-    room = max(1.0, gap * (len(placed) - 1))
-    for _ in range(100):
-        for low in range(len(placed) - 1):
-            lack = gap - (placed[low + 1] - placed[low])
-            if lack > 1e-6:
-                placed[low] -= lack / 2
-                placed[low + 1] += lack / 2
-        over, under = max(0.0, placed[-1] - room), max(0.0, -placed[0])
-        placed[0], placed[-1] = placed[0] + under, placed[-1] - over
-    return placed
+    """Heights in rising order, moved as little as keeps them a gap apart.
+
+    Less a gap for each name below, heights may not fall: neighbours that do share their mean.
+    """
+    groups: list[list[float]] = []
+    for place, height in enumerate(heights):
+        groups.append([height - gap * place])
+        while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    levels = [float(np.mean(group)) for group in groups for _ in group]
+    room = max(0.0, 1.0 - gap * (len(levels) - 1))
+    return [min(max(level, 0.0), room) + gap * place for place, level in enumerate(levels)]

@@ -46,13 +46,17 @@ class Line:
     @property
     def paper_name(self) -> str:
         """What the paper calls it."""
-        return paper_name(self.row.spec)
+        shares = any(run.recipe.get("model", {}).get("universal") for run in self.row.runs)
+        name = paper_name(self.row.spec)
+        return f"Universal {name.replace('Vanilla', 'Transformer')}" if shares else name
 
     @property
     def state(self) -> str:
         """What is missing of the row, if anything."""
         if self.row.error:
             return f"failed: {self.row.error}"
+        if self.row.left_out:
+            return f"left out: {self.row.left_out}"
         unfinished = [run for run in self.row.runs if run.result is None]
         if not self.row.runs:
             return "not run"
@@ -95,8 +99,9 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "parameters": lambda result: result["parameters"]["total"],
     "flops": lambda result: result["flops_per_token"],
     "training": lambda result: result["training_tokens_per_second"],
-    "decoding": lambda result: result["generation_tokens_per_second"],
-    "memory": lambda result: result["peak_memory_bytes"],
+    "decoding": lambda result: result["decoding_tokens_per_second"],
+    "memory": lambda result: result["training_memory_bytes"],
+    "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: _mean(list(result["sharpness"].values())),
 }
 
@@ -138,11 +143,12 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
     tokens = train["batch_tokens"] * train.get("accumulate", 1)
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
-    seed_words = ", ".join(map(str, seeds)) or "none finished"
+    listed = ", ".join(map(str, seeds))
+    seed_words = f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed yet"
     return (
         f"Scope: {_layers(layers)} of width {model['d_model']}, "
         f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
-        f"{tokens:,} tokens on {origin or recipe['name']}; seeds {seed_words}. "
+        f"{tokens:,} tokens on {origin or recipe['name']}; {seed_words}. "
         "Only self-attention differs between rows: cross-attention, where a model has any, "
         "is dot product in all of them. Another scale or data set may answer otherwise."
     )
@@ -204,7 +210,11 @@ def _margin_text(metric: str, margin: float | None) -> str:
     if not metric:
         return ""
     default = margin_for(metric)
-    name = METRICS.get(metric, metric.replace("_", " ")).removesuffix(", %")
-    if margin is not None:
-        return f"{margin:g} {name}"
-    return f"{default}" if default.relative else f"{default} {name}"
+    if margin is None and default.relative:
+        return f"{default}"
+    size = margin if margin is not None else default.value
+    name = METRICS.get(metric, metric.replace("_", " "))
+    share = name.removesuffix(", %")
+    if share == name:
+        return f"{size:g} {name}"
+    return f"{size:g} {'point' if size == 1 else 'points'} of {share}"

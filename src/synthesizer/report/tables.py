@@ -5,30 +5,39 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from synthesizer.report.summary import Line, Summary
+from synthesizer.verdict import NOT_JUDGED
 
 MISSING = "\N{EN DASH}"
-AT_LENGTH = ("FLOPs per token", "peak memory", "learning rate", "remarks")  # not on a terminal
+NAME = 18  # letters of a row's name on a line of a terminal
 
 Value = float | int | str | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, what it shows, and under which keys table.csv keeps the numbers."""
+    """A heading, what it shows, and under which keys table.csv keeps the numbers.
+
+    On a terminal it has a short heading, and may show less; without one it is not there.
+    """
 
     head: str
     show: Callable[[Line], str]
     keep: dict[str, Callable[[Line], Value]]
+    short: str | None = None
+    show_short: Callable[[Line], str] | None = None
 
 
 def columns(summary: Summary) -> list[Column]:
     """All columns but the row's name; those that no row fills are left out of what is shown."""
     digits = summary.digits
+    several = any(line.sd is not None for line in summary.lines)
+    spread = ", mean \N{PLUS-MINUS SIGN} sd" if several else ""
     return [
         Column(
-            f"{summary.metric_name}, mean \N{PLUS-MINUS SIGN} sd",
+            f"{summary.metric_name}{spread}",
             lambda line: _mean_sd(line, digits),
             {
                 "metric": lambda line: summary.metric,
@@ -36,6 +45,7 @@ def columns(summary: Summary) -> list[Column]:
                 "sd": lambda line: line.sd,
                 "seeds": lambda line: len(line.scores),
             },
+            summary.metric_name,
         ),
         Column(
             "difference from dot",
@@ -46,6 +56,7 @@ def columns(summary: Summary) -> list[Column]:
                 "high": lambda line: _end(line, "high"),
                 "margin": _found("margin"),
             },
+            "vs dot",
         ),
         Column(
             "verdict",
@@ -54,24 +65,42 @@ def columns(summary: Summary) -> list[Column]:
                 "verdict": _found("word"),
                 "settled_by": _found("settled_by"),
             },
+            "verdict",
+            _short_verdict,
         ),
-        Column("parameters", lambda line: big(line.cost["parameters"]), _cost("parameters")),
+        Column(
+            "parameters", lambda line: big(line.cost["parameters"]), _cost("parameters"), "params"
+        ),
         Column("FLOPs per token", lambda line: big(line.cost["flops"]), _cost("flops")),
         Column(
             "training, tokens/s",
             lambda line: _speed(line, "training"),
             _cost("training") | {"training_relative": lambda line: line.relative["training"]},
+            "training",
+            lambda line: _times(line.relative["training"]),
         ),
         Column(
             "decoding, tokens/s",
             lambda line: _speed(line, "decoding"),
             _cost("decoding") | {"decoding_relative": lambda line: line.relative["decoding"]},
+            "decoding",
+            lambda line: _times(line.relative["decoding"]),
         ),
-        Column("peak memory", lambda line: _bytes(line.cost["memory"]), _cost("memory")),
+        Column(
+            "peak memory of a training step",
+            lambda line: _bytes(line.cost["memory"]),
+            _cost("memory"),
+        ),
+        Column(
+            "peak memory of the process, libraries included",
+            lambda line: _bytes(line.cost["process_memory"]),
+            _cost("process_memory"),
+        ),
         Column(
             "sharpness",
             lambda line: _number(line.cost["sharpness"], 2),
             _cost("sharpness"),
+            "sharpness",
         ),
         Column(
             "learning rate",
@@ -95,12 +124,17 @@ def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Head and rows for a terminal: what fits beside a row's name."""
-    head, rows = cells(summary)
-    kept = [place for place, name in enumerate(head) if place and name not in AT_LENGTH]
-    return ["row", *(head[place] for place in kept)], [
-        [line.row.label, *(row[place].replace("\n", ", ") for place in kept)]
-        for line, row in zip(summary.lines, rows, strict=True)
+    shown = [
+        (column.short, [(column.show_short or column.show)(line) for line in summary.lines])
+        for column in columns(summary)
+        if column.short
     ]
+    kept = [(head, texts) for head, texts in shown if set(texts) - {MISSING, ""}]
+    rows = [
+        [fill(line.row.label, NAME), *(texts[place].replace("\n", ", ") for _, texts in kept)]
+        for place, line in enumerate(summary.lines)
+    ]
+    return ["row", *(head for head, _ in kept)], rows
 
 
 def csv_text(summaries: Sequence[Summary]) -> str:
@@ -178,11 +212,21 @@ def _verdict(line: Line) -> str:
     return f"{found.word}\n{found.advice}" if found.advice else found.word
 
 
+def _short_verdict(line: Line) -> str:
+    """Without what the answer below the table says of all rows."""
+    judged = line.comparison is None or line.comparison.word != NOT_JUDGED
+    return _verdict(line) if judged else NOT_JUDGED
+
+
 def _speed(line: Line, name: str) -> str:
     value, relative = line.cost[name], line.relative[name]
     if value is None:
         return MISSING
-    return big(value) + (f" ({relative:.2f}\N{MULTIPLICATION SIGN})" if relative else "")
+    return big(value) + (f" ({_times(relative)})" if relative else "")
+
+
+def _times(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def _bytes(value: float | None) -> str:

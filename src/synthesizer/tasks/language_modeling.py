@@ -26,6 +26,7 @@ class LanguageModeling:
     num_labels: int | None = None
     higher_is_better = False
     generates = False
+    decodes = True
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
         self._recipe, self._length = recipe, recipe.model.max_len

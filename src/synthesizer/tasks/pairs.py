@@ -54,6 +54,7 @@ class Pairs:
     num_labels: int | None = None
     higher_is_better = True
     generates = True
+    decodes = True
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None, form: Form) -> None:
         self._recipe, self._form, self.main_metric = recipe, form, form.main_metric

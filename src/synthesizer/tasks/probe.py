@@ -35,6 +35,7 @@ class Probe:
     main_metric = "token_accuracy"
     higher_is_better = True
     generates = False
+    decodes = False
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
         self._recipe = recipe

@@ -38,6 +38,7 @@ class SpanCorruption:
     main_metric = "perplexity"
     higher_is_better = False
     generates = False
+    decodes = True
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
         self._recipe = recipe

@@ -50,6 +50,7 @@ class Task(Protocol):
     main_metric: str  # the key of Scores.metrics and Scores.statistics that decides
     higher_is_better: bool
     generates: bool  # whether `score` needs Outputs.texts
+    decodes: bool  # whether its models write text, token by token
 
     def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Endless batches from the `start`-th on (steps times train.accumulate); a pure function.

@@ -57,6 +57,7 @@ class TextToText:
     main_metric = "accuracy"
     higher_is_better = True
     generates = True
+    decodes = True
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
         self._recipe = recipe

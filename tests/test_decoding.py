@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from synthesizer.batch import Batch
+from synthesizer.building import build_model, initialize_by_name
+from synthesizer.config import SynthesizerConfig
+from synthesizer.cost import peak_memory
+from synthesizer.decoding import NEW_TOKENS, PROMPTS, continuations, decode
+from synthesizer.models import MODELS
+from synthesizer.run import Run
+from synthesizer.tasks import build_task
+from synthesizer.training import fit
+from tiny import language_model
+
+CPU = torch.device("cpu")
+END = 1
+
+
+def built(kind, **sizes):
+    config = SynthesizerConfig(
+        kind=kind, vocab_size=11, d_model=12, num_heads=3, num_layers=2, d_ff=20,
+        synthesis="random+dot", pad_token_id=0, eos_token_id=END, **sizes,
+    )  # fmt: skip
+    model = MODELS[kind](config)
+    initialize_by_name(model, 3)
+    return model
+
+
+def batch_of(rows, length):
+    ids = torch.randint(2, 11, (rows, length), generator=torch.Generator().manual_seed(5))
+    return Batch({"input_ids": ids, "labels": ids}, 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_len", "prompt", "new"),
+    [
+        ("decoder", 80, NEW_TOKENS, NEW_TOKENS),
+        ("decoder", 7, 4, 3),
+        ("encoder_decoder", 80, 80, NEW_TOKENS),
+        ("encoder_decoder", 7, 7, 7),
+    ],
+)
+def test_every_model_writes_as_many_tokens_after_as_long_a_prompt(kind, max_len, prompt, new):
+    """One that would end at once writes on: else a worse model would look faster."""
+    model = built(kind, max_len=max_len)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[END] = 1e3 * model.get_output_embeddings().weight[2]
+    decoded = decode(model, batch_of(PROMPTS + 3, max_len))
+    assert decoded.prompts.shape == (PROMPTS, prompt)
+    assert decoded.written.shape == (PROMPTS, new)
+    assert END not in decoded.written
+    assert decoded.tokens_per_second > 0
+
+
+def test_what_a_decoder_writes_stands_beside_how_the_text_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
+    recipe = language_model(tmp_path)
+    fit(recipe, Run(tmp_path / "run"))
+    text = (tmp_path / "text.txt").read_text()
+    task = build_task(recipe)
+    batch = next(iter(task.batches("test")))
+    model = build_model(recipe, task.tokenizer, task.labels)
+    first, *_ = continuations(task, batch, decode(model, batch))
+    assert first["source"] + first["reference"] in text
+    samples = (tmp_path / "run/samples.txt").read_text()
+    assert samples.startswith(f"source: {first['source']}\nreference: {first['reference']}\noutput")
+
+
+def test_memory_is_of_tensors_alone_and_forgets_what_was_before():
+    torch.zeros(10_000_000).sum()
+    with peak_memory(CPU, held=100) as memory:
+        first = torch.ones(1000)
+        second = first + 1  # 8 kB stand
+        del first
+        del second
+        torch.ones(500)
+    assert memory.peak == pytest.approx(100 + 8000, abs=200)
+
+
+def test_a_run_says_what_its_training_needed_whatever_its_process_did_before(tmp_path):
+    recipe = language_model(tmp_path)
+    results = [fit(recipe, Run(tmp_path / name)) for name in ("first", "second")]
+    least = 16 * results[0]["parameters"]["total"]  # weights, gradients, two moments
+    first, second = (result["training_memory_bytes"] for result in results)
+    assert least < first < 20 * least
+    assert first == second

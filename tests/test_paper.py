@@ -1,0 +1,32 @@
+"""What the paper reports: printed as published, and named as the recipes name it."""
+
+import tomllib
+from importlib import resources
+
+from synthesizer.recipe import load_recipe, recipe_names
+from synthesizer.report.paper import paper_tables
+from synthesizer.spec import normalize_spec
+
+
+def test_published_numbers_are_printed_as_published():
+    (ours, rerun) = paper_tables("mt-wmt14-ende", ["dot", "random"])
+    rows = {row[0]: row[1:] for row in ours.rows}
+    assert rows["Synthesizer Factorized Random"] == ("\N{EN DASH}", "61M", "27.30")
+    assert rows["Synthesizer Random"] == ("random", "67M", "27.27")
+    assert "transcription" in ours.source
+    assert "Narang" in rerun.source
+
+
+def test_every_paper_key_and_every_column_is_known():
+    paper = tomllib.loads((resources.files("synthesizer") / "paper.toml").read_text())
+    keys = {load_recipe(name).paper for name in recipe_names()} - {None}
+    assert keys <= set(paper["recipes"])
+    for choices in paper["recipes"].values():
+        for choice in choices:
+            columns = paper["tables"][choice["table"]]["columns"]
+            assert set(choice.get("columns", [])) <= set(columns)
+    for table in paper["tables"].values():
+        assert table["source"] in paper["sources"]
+        for row in table["rows"]:
+            assert set(row) - {"name", "synthesis"} <= set(table["columns"])
+            assert normalize_spec(row.get("synthesis", "dot"))
