@@ -34,7 +34,7 @@ from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
-from synthesizer.launch import is_alone_by_mistake, open_accelerator
+from synthesizer.launch import open_accelerator
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
@@ -70,11 +70,6 @@ def fit(
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
-    if is_alone_by_mistake(accelerator):
-        progress.say(
-            "accelerate launch --cpu started one process, though more were asked for; "
-            "on CPU use torchrun --nproc_per_node N -m synthesizer train ..."
-        )
     with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
         with accelerator.main_process_first():
             task = build_task(recipe)
