@@ -76,7 +76,7 @@ def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=())
         "device": "cpu",
         "threads": 1,
         "sharpness": {} if spec == "none" else {"decoder": 0.5},
-        "data": {"origin": "built-in shift"},
+        "data": {"origin": "built-in shift", "bigram": {"validation": 1.0, "test": 12.345}},
         "commit": "0123abc",
         "versions": {"synthesizer": "0.1.0", "torch": "2.13.0"},
     }
@@ -146,6 +146,15 @@ def test_the_answer_and_every_verdict_are_told(study):
         assert "synthesizer compare shift --seeds 3" in text
         assert "they were chosen for dot" in text
         assert "all rows have the same parameters" in text
+
+
+def test_what_can_be_had_without_a_network_is_told(study):
+    told = (
+        "Without any network, an interpolated bigram model of train has 12.35 (token accuracy, %)"
+    )
+    for name in ("report.html", "report.md"):
+        text = (study / name).read_text()
+        assert f"Without any network, {told} on the same examples." in text
 
 
 def test_failed_and_partial_rows_are_shown_with_what_is_known(study):
