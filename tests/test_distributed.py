@@ -16,9 +16,12 @@ from tiny import environment, language_model
 def test_two_processes_take_the_steps_of_one(tmp_path):
     """Seven windows per batch: the processes have unequal shares of the targets.
 
+    Validation is two batches, one for each.
+
     accelerate starts one process, which becomes torchrun, which starts the two.
     """
-    recipe = language_model(tmp_path, "train.batch_tokens=84", "train.accumulate=2")
+    changes = ("train.batch_tokens=84", "train.accumulate=2", "evaluate.batch_tokens=24")
+    recipe = language_model(tmp_path, *changes)
     (tmp_path / "recipe.toml").write_text(dump(recipe))
     alone, together = Run(tmp_path / "alone"), Run(tmp_path / "together")
     fit(recipe, alone)

@@ -44,6 +44,31 @@ class FakeTask:
         return outputs
 
 
+def test_how_deep_tokens_go_is_told_of_universal_models_alone():
+    """A halting unit that always says stop stops at the first step, one that never does at all."""
+    ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 2]])
+    inputs = {"input_ids": ids, "labels": ids}
+    told = {}
+    for cls, kind in (
+        (SynthesizerForCausalLM, "decoder"),
+        (SynthesizerForConditionalGeneration, "encoder_decoder"),
+    ):
+        model = tiny_model(cls, "dot", universal=True)
+        with torch.no_grad():
+            model.model.decoder.halting.bias.fill_(20.0)
+            if kind == "encoder_decoder":
+                model.model.encoder.halting.bias.fill_(-20.0)
+        task = FakeTask(kind, [inputs, inputs])
+        told[kind] = evaluate(model, task, "test", Evaluate()).steps_per_token
+    assert told == {
+        "decoder": {"decoder": 1.0},
+        "encoder_decoder": {"decoder": 1.0, "encoder": 2.0},
+    }
+    plain = tiny_model(SynthesizerForCausalLM)
+    task = FakeTask("decoder", [inputs])
+    assert evaluate(plain, task, "test", Evaluate()).steps_per_token == {}
+
+
 def test_a_decoder_is_measured_target_by_target():
     model = tiny_model(SynthesizerForCausalLM)
     ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 0]])

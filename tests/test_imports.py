@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
 MODEL_SIDE = [
     "spec",
+    "resizing",
     "synthesis",
     "places",
     "fast",
@@ -54,6 +55,7 @@ MEETING = [
     "cost",
     "inspection",
     "results",
+    "keeping",
     "answers",
     "training",
     "check",
@@ -70,7 +72,16 @@ MEETING = [
     "cli",
 ]
 ORDER = ["errors", *MODEL_SIDE, *DATA_SIDE, *MEETING]  # a file imports only files before it
-TORCH_ALONE = ["synthesis", "places", "fast", "attention", "baselines", "convolution", "mixers"]
+TORCH_ALONE = [
+    "resizing",
+    "synthesis",
+    "places",
+    "fast",
+    "attention",
+    "baselines",
+    "convolution",
+    "mixers",
+]
 NO_TORCH = [
     "errors",
     "spec",

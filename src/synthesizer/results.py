@@ -109,6 +109,7 @@ def describe_result(recipe: Recipe, task: Task, evaluation: Evaluation) -> dict[
         "higher_is_better": task.higher_is_better,
         "metrics": evaluation.scores.metrics,
         "signatures": evaluation.scores.signatures,
+        "steps_per_token": evaluation.steps_per_token or None,
     }
 
 
