@@ -98,6 +98,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "decoding": lambda result: result["generation_tokens_per_second"],
     "memory": lambda result: result["peak_memory_bytes"],
     "sharpness": lambda result: _mean(list(result["sharpness"].values())),
+    "steps_per_token": lambda result: _mean(list(result["steps_per_token"].values())),
 }
 
 
