@@ -9,18 +9,22 @@ from synthesizer.recipe import Recipe
 
 
 def open_accelerator(recipe: Recipe) -> Accelerator:
-    """Processes and devices as they were launched; the precision is the recipe's alone."""
+    """Processes and devices as they were launched; the precision is not theirs to choose."""
     if is_alone_by_mistake():
         raise UserError(
             "accelerate launch --cpu was asked for several processes and, without MPI, started "
             "one; use torchrun --nproc_per_node N -m synthesizer train ..."
         )
-    return Accelerator(mixed_precision=_precision(recipe), cpu=not torch.accelerator.is_available())
-
-
-def _precision(recipe: Recipe) -> str:
-    if recipe.train.precision == "float32":
-        return "no"
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+    if recipe.train.precision == "bfloat16" and _lacks_bfloat16():
         raise UserError("train.precision is bfloat16, which this GPU lacks; use float32")
-    return "bf16"
+    return Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
+
+
+def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """The precision of a training step: weights stay float32, and so does all evaluation."""
+    lower = recipe.train.precision == "bfloat16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=lower)
+
+
+def _lacks_bfloat16() -> bool:
+    return torch.cuda.is_available() and not torch.cuda.is_bf16_supported()

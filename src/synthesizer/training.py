@@ -27,7 +27,7 @@ from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
 from synthesizer.keeping import Keeper
-from synthesizer.launch import open_accelerator
+from synthesizer.launch import autocast, open_accelerator
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
@@ -169,7 +169,8 @@ class Loop:
         device = self.accelerator.device
         inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
         count = torch.tensor(max(1.0, targets), device=device)
-        loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
+        with autocast(self.recipe, device):
+            loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
         return loss
 
     def _sum(self, *numbers: float) -> list[float]:
