@@ -1,10 +1,16 @@
 import pytest
 import torch
 
-from synthesizer.building import initialize_by_name, load_weights, unique_weights
+from synthesizer.building import (
+    initialize_by_name,
+    load_weights,
+    rough_config,
+    unique_weights,
+)
 from synthesizer.config import SynthesizerConfig
 from synthesizer.errors import UserError
 from synthesizer.models import SynthesizerForCausalLM
+from synthesizer.recipe import load_recipe
 
 
 def drawn(synthesis, seed=1, **settings):
@@ -66,3 +72,12 @@ def test_weights_of_another_shape_are_refused_with_the_first_difference():
     weights = unique_weights(drawn("random"))
     with pytest.raises(UserError, match=r"wq is missing there and \(3, 12, 4\) here \(6 differ\)"):
         load_weights(drawn("dot"), weights, "runs/old")
+
+
+def test_a_universal_recipe_says_when_tokens_stop_and_what_steps_cost():
+    overrides = ["model.universal=true", "model.halting_epsilon=0.2", "model.ponder_cost=0.0"]
+    recipe = load_recipe("shift", overrides=overrides)
+    config = rough_config(recipe)
+    assert (config.halting_epsilon, config.ponder_cost) == (0.2, 0.0)
+    plain, ours = load_recipe("shift").model, SynthesizerConfig()
+    assert (plain.halting_epsilon, plain.ponder_cost) == (ours.halting_epsilon, ours.ponder_cost)

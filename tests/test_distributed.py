@@ -2,6 +2,11 @@ import math
 import subprocess
 import sys
 
+import pytest
+
+from synthesizer.errors import UserError
+from synthesizer.launch import open_accelerator
+from synthesizer.processes import processes_asked
 from synthesizer.recipe import dump
 from synthesizer.run import Run
 from synthesizer.training import fit
@@ -9,12 +14,18 @@ from tiny import environment, language_model
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
-    """Seven windows per batch: the processes have unequal shares of the targets."""
-    recipe = language_model(tmp_path, "train.batch_tokens=84", "train.accumulate=2")
+    """Seven windows per batch: the processes have unequal shares of the targets.
+
+    Validation is two batches, one for each.
+
+    accelerate starts one process, which becomes torchrun, which starts the two.
+    """
+    changes = ("train.batch_tokens=84", "train.accumulate=2", "evaluate.batch_tokens=24")
+    recipe = language_model(tmp_path, *changes)
     (tmp_path / "recipe.toml").write_text(dump(recipe))
     alone, together = Run(tmp_path / "alone"), Run(tmp_path / "together")
     fit(recipe, alone)
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    launch = ["accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m"]
     train = ["synthesizer", "train", tmp_path / "recipe.toml", "--out", together.path, "--plain"]
     command = [sys.executable, "-m", *launch, *map(str, train)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
@@ -25,6 +36,27 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     for name in ("tokens", "lr"):
         ours, theirs = alone.metrics(), together.metrics()
         assert [line.get(name) for line in ours] == [line.get(name) for line in theirs]
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("accelerate launch --num_processes 2 --cpu -m synthesizer train shift", 2),
+        ("accelerate launch --cpu --num-processes=3 -m synthesizer train shift", 3),
+        ("accelerate launch --num_processes 4 --num_machines 2 -m synthesizer train shift", None),
+        ("accelerate launch --config_file cpu.yaml -m synthesizer train shift", None),
+    ],
+)
+def test_a_command_line_tells_how_many_processes_were_asked_of_one_machine(command, number):
+    assert processes_asked(command.split()) == number
+
+
+def test_training_alone_where_more_were_asked_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match="without MPI, started one; use torchrun --nproc_per_node"):
+        open_accelerator(language_model(tmp_path))
 
 
 def _numbers(lines):

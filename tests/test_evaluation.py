@@ -44,12 +44,37 @@ class FakeTask:
         return outputs
 
 
+def test_how_deep_tokens_go_is_told_of_universal_models_alone():
+    """A halting unit that always says stop stops at the first step, one that never does at all."""
+    ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 2]])
+    inputs = {"input_ids": ids, "labels": ids}
+    told = {}
+    for cls, kind in (
+        (SynthesizerForCausalLM, "decoder"),
+        (SynthesizerForConditionalGeneration, "encoder_decoder"),
+    ):
+        model = tiny_model(cls, "dot", universal=True)
+        with torch.no_grad():
+            model.model.decoder.halting.bias.fill_(20.0)
+            if kind == "encoder_decoder":
+                model.model.encoder.halting.bias.fill_(-20.0)
+        task = FakeTask(kind, [inputs, inputs])
+        told[kind] = evaluate(model, task, "test", Evaluate()).steps_per_token
+    assert told == {
+        "decoder": {"decoder": 1.0},
+        "encoder_decoder": {"decoder": 1.0, "encoder": 2.0},
+    }
+    plain = tiny_model(SynthesizerForCausalLM)
+    task = FakeTask("decoder", [inputs])
+    assert evaluate(plain, task, "test", Evaluate()).steps_per_token == {}
+
+
 def test_a_decoder_is_measured_target_by_target():
     model = tiny_model(SynthesizerForCausalLM)
     ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 0]])
     labels = torch.tensor([[-100, 5, 6, 7], [-100, 8, 9, -100]])
     inputs = {"input_ids": ids, "labels": labels, "attention_mask": ids != 0}
-    outputs = evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate())
+    outputs = evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores
     with torch.no_grad():
         logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits.log_softmax(-1)
     expected = [
@@ -69,7 +94,7 @@ def test_a_classifier_is_measured_with_its_predictions():
     model = tiny_model(SynthesizerForSequenceClassification, num_labels=4)
     ids, labels = torch.tensor([[2, 3, 4], [5, 6, 0]]), torch.tensor([3, 1])
     inputs = {"input_ids": ids, "attention_mask": ids != 0, "labels": labels}
-    outputs = evaluate(model, FakeTask("encoder", [inputs]), "test", Evaluate())
+    outputs = evaluate(model, FakeTask("encoder", [inputs]), "test", Evaluate()).scores
     with torch.no_grad():
         logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits
     assert outputs.predictions.tolist() == logits.argmax(-1).tolist()
@@ -90,7 +115,9 @@ def test_an_encoder_decoder_answers_each_source_on_its_own(beam):
     ]
     settings = Evaluate(beam=beam, max_new_tokens=5)
     results = [
-        evaluate(model, FakeTask("encoder_decoder", batches, generates=True), "test", settings)
+        evaluate(
+            model, FakeTask("encoder_decoder", batches, generates=True), "test", settings
+        ).scores
         for batches in (together, apart)
     ]
     assert results[0].texts == results[1].texts
@@ -101,7 +128,7 @@ def test_evaluating_leaves_a_training_model_in_training():
     model = tiny_model(SynthesizerForCausalLM, dropout=0.5).train()
     inputs = {"input_ids": torch.tensor([[1, 5]]), "labels": torch.tensor([[-100, 5]])}
     losses = [
-        evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).losses[0]
+        evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores.losses[0]
         for _ in range(2)
     ]
     assert losses[0] == losses[1]

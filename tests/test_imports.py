@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
 MODEL_SIDE = [
     "spec",
+    "resizing",
     "synthesis",
     "places",
     "fast",
@@ -47,6 +48,7 @@ MEETING = [
     "progress",
     "curves",
     "interruption",
+    "processes",
     "launch",
     "evaluation",
     "building",
@@ -54,6 +56,7 @@ MEETING = [
     "decoding",
     "inspection",
     "results",
+    "keeping",
     "answers",
     "training",
     "check",
@@ -70,7 +73,16 @@ MEETING = [
     "cli",
 ]
 ORDER = ["errors", *MODEL_SIDE, *DATA_SIDE, *MEETING]  # a file imports only files before it
-TORCH_ALONE = ["synthesis", "places", "fast", "attention", "baselines", "convolution", "mixers"]
+TORCH_ALONE = [
+    "resizing",
+    "synthesis",
+    "places",
+    "fast",
+    "attention",
+    "baselines",
+    "convolution",
+    "mixers",
+]
 NO_TORCH = [
     "errors",
     "spec",
@@ -79,6 +91,7 @@ NO_TORCH = [
     "corpora",
     "metrics",
     "run",
+    "processes",
     "verdict",
     "report",
     "cli",

@@ -47,6 +47,8 @@ def test_only_paper_scale_values_go_unmarked(name):
         ("model.num_heads=7", "d_model=64 is not divisible by num_heads=7; change one of them"),
         ("model.kind=encoder", "kind is 'encoder'; task 'probe' needs 'decoder': drop the key"),
         ("data.streaming=true", "streaming means nothing to task 'probe'; drop it"),
+        ("model.ponder_cost=0.1", "[model]: ponder_cost means nothing without universal = true"),
+        ("model.halting_epsilon=2.0", "[model]: halting_epsilon is 2.0; expected less than 1"),
         ("train.steps", "--set got 'train.steps'; expected key=value"),
         ("name.x=1", "--set name.x: 'name' is a value, not a section"),
     ],

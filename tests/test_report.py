@@ -19,6 +19,7 @@ from synthesizer.recipe import dump, load_recipe
 from synthesizer.report import Section, page, summarize_all, write_report
 from synthesizer.report.plots import pareto
 from synthesizer.report.style import _spread
+from synthesizer.report.tables import cells
 
 EDGES = np.linspace(-6.0, 0.0, 49)
 
@@ -71,7 +72,8 @@ def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=())
         "device": "cpu",
         "threads": 1,
         "sharpness": {} if spec == "none" else {"decoder": 0.5},
-        "data": {"origin": "built-in shift"},
+        "steps_per_token": {"decoder": 1.75} if spec == "dense" else None,
+        "data": {"origin": "built-in shift", "bigram": {"validation": 1.0, "test": 12.345}},
         "commit": "0123abc" * 6,
         "versions": {"synthesizer": "0.1.0", "torch": "2.13.0"},
     }
@@ -141,6 +143,23 @@ def test_the_answer_and_every_verdict_are_told(study):
         assert "synthesizer compare shift --seeds 3" in text
         assert "they were chosen for dot" in text
         assert "all rows have the same parameters" in text
+
+
+def test_what_can_be_had_without_a_network_is_told(study):
+    told = "an interpolated bigram model of train has 12.35 (token accuracy, %)"
+    for name in ("report.html", "report.md"):
+        text = (study / name).read_text()
+        assert f"Without any network, {told} on the same examples." in text
+
+
+def test_how_deep_tokens_go_has_a_column_where_a_row_tells_it(study, tmp_path):
+    (summary,) = summarize_all([study])
+    head, rows = cells(summary)
+    told = {row[0].split("\n")[1]: row[head.index("steps per token")] for row in rows}
+    assert (told["dense"], told["dot"]) == ("1.75", "\N{EN DASH}")
+    make_run(tmp_path / "dot/seed1", "dot", 1, 0.9)
+    (alone,) = summarize_all([tmp_path])
+    assert "steps per token" not in cells(alone)[0]
 
 
 def test_failed_and_partial_rows_are_shown_with_what_is_known(study):

@@ -101,7 +101,7 @@ def test_a_built_in_translation_prints_what_a_dictionary_reaches(monkeypatch):
     monkeypatch.setitem(CORPORA, "tiny", lambda: splits)
     task = build_task(small("translation", "data.builtin=tiny"))
     assert task.report["origin"] == "built-in tiny"
-    assert task.report["baseline"]["test"] == pytest.approx(100)  # this corpus is word by word
+    assert task.report["dictionary"]["test"] == pytest.approx(100)  # this corpus is word by word
 
 
 @pytest.mark.parametrize("name", ["translation", "language_modeling", "pretrain"])

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -236,3 +237,36 @@ def test_a_result_can_be_read_by_any_json_reader(whole):
         raise AssertionError(constant)
 
     json.loads(text, parse_constant=refuse)
+
+
+def begun(folder, synthesis, *changes):
+    """A loop after six steps, and their losses."""
+    from synthesizer.launch import open_accelerator
+    from synthesizer.tasks import build_task
+    from synthesizer.training import Loop
+
+    recipe = language_model(folder, "train.lr=1e-2", *changes, synthesis=synthesis)
+    loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Quiet())
+    batches, losses = loop.batches(), []
+    for _ in range(6):
+        loop.take_step(next(batches))
+        losses.append(loop.step_loss)
+    return loop, losses
+
+
+@pytest.mark.parametrize("synthesis", ["dot", "random", "random+dot", "dense", "factorized_dense"])
+def test_bfloat16_learns_what_float32_learns_and_keeps_float32_weights(tmp_path, synthesis):
+    _, exact = begun(tmp_path, synthesis)
+    loop, rough = begun(tmp_path, synthesis, "train.precision=bfloat16")
+    assert exact != rough
+    assert exact == pytest.approx(rough, rel=1e-2)
+    assert {weight.dtype for weight in loop.model.parameters()} == {torch.float32}
+
+
+def test_a_compiled_run_learns_and_saves_what_an_eager_one_does(tmp_path, monkeypatch):
+    """Traced and differentiated as by the default compiler, whose own part takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    eager, plainly = begun(tmp_path, "random+dot")
+    compiled, fast = begun(tmp_path, "random+dot", "train.compile=true")
+    assert plainly == pytest.approx(fast, rel=1e-4)
+    assert eager.model.state_dict().keys() == compiled.model.state_dict().keys()

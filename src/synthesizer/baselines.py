@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from synthesizer.attention import Cache, split_heads
 from synthesizer.errors import UserError
 from synthesizer.places import check_mask, check_positions, check_tokens, locate, too_long
+from synthesizer.resizing import resized
 from synthesizer.spec import require_positive
-from synthesizer.synthesis import Size, resized
+from synthesizer.synthesis import Size
 
 
 class LightConv(nn.Module):

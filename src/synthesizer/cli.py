@@ -83,9 +83,11 @@ def train(
     ] = False,
 ) -> None:
     """Train one recipe, or resume it, and leave a run directory behind."""
+    from synthesizer.processes import start_the_others
     from synthesizer.recipe import load_recipe
     from synthesizer.run import Run, default_path
 
+    start_the_others()
     loaded = load_recipe(recipe, synthesis=synthesis, overrides=overrides or ())
     _quiet_libraries()
     if check:

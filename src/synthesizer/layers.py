@@ -15,8 +15,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from synthesizer.attention import Cache, CrossAttention
 from synthesizer.mixers import build_mixer
+from synthesizer.resizing import resized
 from synthesizer.spec import NONE
-from synthesizer.synthesis import Size, resized
+from synthesizer.synthesis import Size
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}

@@ -92,6 +92,8 @@ class Model(_Part):
     attention_dropout: Share = 0.0
     pooling: Literal["cls", "mean"] = "mean"
     universal: bool = False  # one layer's weights at every depth, as a Universal Transformer
+    halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.05  # of universal models alone
+    ponder_cost: Annotated[float, Field(ge=0)] = 0.01  # of universal models alone
 
 
 class Train(_Part):
@@ -179,11 +181,7 @@ def load_recipe(
 
 def parse_recipe(text: str, origin: str = "recipe") -> Recipe:
     """Read the TOML text of a recipe; `origin` is what errors call it."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin} is not valid TOML: {error}; mend the file") from None
-    return _resolve(_validate(values, origin), origin)
+    return _resolve(_validate(_parse(text, origin), origin), origin)
 
 
 def dump(recipe: Recipe) -> str:
@@ -233,8 +231,12 @@ def _read(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
             )
         origin = f"{name}.toml"
         text = (resources.files("synthesizer") / "recipes" / origin).read_text(encoding="utf-8")
+    return _parse(text, origin), origin
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text), origin
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{origin} is not valid TOML: {error}; mend the file") from None
 
@@ -334,13 +336,7 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
             f"{origin} [model]: d_model={model.d_model} is not divisible by "
             f"num_heads={model.num_heads}; change one of them"
         )
-    for (section, key), tasks in _ONLY_FOR.items():
-        part = getattr(recipe, section)
-        if getattr(part, key) != type(part).model_fields[key].default and recipe.task not in tasks:
-            raise UserError(
-                f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "
-                f"(it is for {', '.join(tasks)})"
-            )
+    _refuse_idle_keys(recipe, origin)
     if recipe.task == "text_to_text" and (recipe.data.train or not recipe.data.tasks):
         raise UserError(
             f"{origin} [data]: a text_to_text mixture is made of data.tasks, not of files; "
@@ -358,6 +354,25 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
         "decoder_max_len": model.decoder_max_len or model.max_len,
     }
     return recipe.model_copy(update={"model": model.model_copy(update=derived)})
+
+
+def _refuse_idle_keys(recipe: Recipe, origin: str) -> None:
+    """Refuse keys that were set and that this task or this model never reads."""
+    for (section, key), tasks in _ONLY_FOR.items():
+        if recipe.task not in tasks and _is_set(getattr(recipe, section), key):
+            raise UserError(
+                f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "
+                f"(it is for {', '.join(tasks)})"
+            )
+    for key in ("halting_epsilon", "ponder_cost"):
+        if not recipe.model.universal and _is_set(recipe.model, key):
+            raise UserError(
+                f"{origin} [model]: {key} means nothing without universal = true; drop it"
+            )
+
+
+def _is_set(part: _Part, key: str) -> bool:
+    return bool(getattr(part, key) != type(part).model_fields[key].default)
 
 
 def _toml(value: Any) -> str:  # noqa: ANN401

@@ -73,7 +73,8 @@ def finish(
     model = build_model(recipe, task.tokenizer, task.labels)
     load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
     progress.say(f"training is done; measuring the {chosen} weights on test")
-    scores = evaluate(model.to(device), task, "test", recipe.evaluate)
+    evaluation = evaluate(model.to(device), task, "test", recipe.evaluate)
+    scores = evaluation.scores
     first = first_examples(task, "test", PROMPTS)
     decoded = decode(model, first) if task.decodes else None
     arrays = inspect(start, model.cpu(), first_examples(task, "test", INSPECTED).inputs)
@@ -84,6 +85,7 @@ def finish(
     run.write("samples.txt", _samples_text(scores.samples))
     result = {
         **describe_result(recipe, task, scores),
+        "steps_per_token": evaluation.steps_per_token or None,
         "checkpoint": chosen,
         "best_step": best,
         "steps": last,
@@ -173,7 +175,7 @@ def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
     run = Run(path)
     recipe, model = run.recipe(), load_model(run, checkpoint)
     task = build_task(recipe, tokenizer_dir=run.model)
-    return evaluate(model.to(best_device()), task, split, recipe.evaluate)
+    return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
 
 
 def model_card(recipe: Recipe, result: dict[str, Any]) -> str:

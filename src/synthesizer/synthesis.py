@@ -16,13 +16,14 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N longest s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from synthesizer.errors import UserError
+from synthesizer.resizing import resized
 from synthesizer.spec import NONE, Term, parse_spec, read_options, require_positive, term_of
 
 
@@ -368,17 +369,6 @@ def _empty(*shape: int) -> nn.Parameter:
 def _draw_weight(weight: Tensor) -> None:
     """Keep the variance of what a (H, in, out) weight multiplies."""
     nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
-
-
-def resized(
-    old: Tensor, axes: tuple[int, ...], length: int, draw: Callable[[Tensor], object]
-) -> Tensor:
-    """Draw a tensor of another length along axes, and keep old in the corner that both share."""
-    fresh = old.detach().new_empty([length if i in axes else n for i, n in enumerate(old.shape)])
-    draw(fresh)
-    corner = tuple(slice(min(pair)) for pair in zip(fresh.shape, old.shape, strict=True))
-    fresh[corner] = old.detach()[corner]
-    return fresh
 
 
 def _hidden(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:

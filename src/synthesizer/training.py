@@ -20,27 +20,20 @@ from torch.distributed.tensor import DTensor
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
-from synthesizer.checkpoint import (
-    WEIGHTS,
-    Checkpoint,
-    checkpoint_path,
-    newest_checkpoint,
-    numbered,
-    prune,
-    write_checkpoint,
-)
+from synthesizer.checkpoint import numbered
 from synthesizer.cost import peak_memory
 from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
-from synthesizer.launch import is_alone_by_mistake, open_accelerator
+from synthesizer.keeping import Keeper
+from synthesizer.launch import autocast, open_accelerator
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
-from synthesizer.results import finish, regular_steps
+from synthesizer.results import finish
 from synthesizer.run import Run, provenance
-from synthesizer.snapshot import restore, take_optimizer, take_weights
+from synthesizer.snapshot import take_weights
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
 
@@ -71,16 +64,11 @@ def fit(
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
-    if is_alone_by_mistake(accelerator):
-        progress.say(
-            "accelerate launch --cpu started one process, though more were asked for; "
-            "on CPU use torchrun --nproc_per_node N -m synthesizer train ..."
-        )
     with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
         with accelerator.main_process_first():
             task = build_task(recipe)
         loop = Loop(recipe, run, task, accelerator, progress)
-        loop.resume()
+        loop.state = State(**loop.keeper.resume(progress))
         if tensorboard and main:
             loop.curves = Curves(run.path / "tensorboard", loop.state.step)
         loop.train(interruption)
@@ -105,25 +93,13 @@ class Loop:
         self.recipe, self.run, self.task = recipe, run, task
         self.accelerator, self.progress, self.state = accelerator, progress, State()
         model = build_model(recipe, task.tokenizer, task.labels)
-        self.names = list(unique_weights(model))
+        names = list(unique_weights(model))
         self.model, self.optimizer = accelerator.prepare(
             model, build_optimizer(model, recipe.train)
         )
-        self.saved_step = 0
+        self.keeper = Keeper(run, recipe.train, accelerator, self.model, self.optimizer, names)
         self.curves: Curves | None = None
         self.forward = torch.compile(self.model) if recipe.train.compile else self.model
-
-    def resume(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
-        checkpoint = newest_checkpoint(self.run.checkpoints, self.progress.say)
-        if checkpoint is not None:
-            self.state = State(**checkpoint.meta)
-            self.saved_step = self.state.step
-            restore(self.model, self.optimizer, checkpoint)
-            self.progress.say(f"resuming {self.run.path} at step {self.state.step}")
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            self.run.rewind(self.state.step)
 
     def train(self, interruption: Interruption) -> None:
         """Take the steps that are left, logging, evaluating and saving on the way."""
@@ -141,13 +117,13 @@ class Loop:
             if state.step % every == 0 or last:
                 self._evaluate()
             if asked or last or state.step % train.checkpoint_every == 0:
-                self.save()
+                self.keeper.save(asdict(state))
             if asked and not last:
                 raise Interrupted(
                     f"interrupted at step {state.step} of {train.steps}; "
                     f"the same command goes on from there ({self.run.path})"
                 )
-        self.save()
+        self.keeper.save(asdict(state))
 
     def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
         """Update once from several batches; True where any process was asked to stop."""
@@ -192,21 +168,6 @@ class Loop:
             self.run.log_time(self.state.step, {"memory_bytes": memory.peak})
         return stop
 
-    def save(self) -> None:
-        """Write a checkpoint of this step, if it is new, and drop those no longer needed."""
-        train, folder = self.recipe.train, self.run.checkpoints
-        if self.saved_step == self.state.step:
-            return
-        weights = {f"{WEIGHTS}{name}": tensor for name, tensor in self._weights().items()}
-        optimizer = take_optimizer(self.model, self.optimizer)
-        if self.accelerator.is_main_process:
-            path = checkpoint_path(folder, "step", self.state.step)
-            write_checkpoint(path, Checkpoint({**weights, **optimizer}, asdict(self.state)))
-            kept = [step for step, _ in numbered(folder, "step")][-train.keep :]
-            prune(folder, "step", {*kept, *regular_steps(train, self.state.step)})
-            prune(folder, "best", [self.state.best_step])
-        self.saved_step = self.state.step
-
     def batches(self) -> Iterator[list[Batch]]:
         """What each step that is left is fed."""
         train, accelerator = self.recipe.train, self.accelerator
@@ -222,7 +183,8 @@ class Loop:
         device = self.accelerator.device
         inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
         count = torch.tensor(max(1.0, targets), device=device)
-        loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
+        with autocast(self.recipe, device):
+            loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
         return loss
 
     def _sum(self, *numbers: float) -> list[float]:
@@ -230,11 +192,6 @@ class Loop:
         local = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
         total: list[float] = self.accelerator.reduce(local, "sum").tolist()
         return total
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Every weight once, gathered from all processes (to the first, where it is sharded)."""
-        state = take_weights(self.model)
-        return {name: state[name] for name in self.names if name in state}
 
     def _log(self, pace: Pace) -> None:
         state, train = self.state, self.recipe.train
@@ -261,7 +218,8 @@ class Loop:
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
         state, task = self.state, self.task
-        scores = evaluate(self._whole_model(), task, "validation", self.recipe.evaluate)
+        settings, together = self.recipe.evaluate, self.accelerator
+        scores = evaluate(self._whole_model(), task, "validation", settings, together).scores
         value = scores.metrics[task.main_metric]
         sign = 1 if task.higher_is_better else -1
         better = state.best is None or sign * value > sign * state.best
@@ -269,14 +227,11 @@ class Loop:
             state.best, state.best_step, state.waited = value, state.step, 0
         else:
             state.waited += 1
-        weights = self._weights() if better else {}
         if self.accelerator.is_main_process:
             self._record({"validation": scores.metrics})
             self.progress.measure(state.step, task.main_metric, value)
-            if better:
-                tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}
-                path = checkpoint_path(self.run.checkpoints, "best", state.step)
-                write_checkpoint(path, Checkpoint(tensors, {"step": state.step, "value": value}))
+        if better:
+            self.keeper.save_best(state.step, value)
 
     def _whole_model(self) -> SynthesizerPreTrainedModel:
         """The model for evaluation: itself, or a copy of it where its weights are sharded."""

@@ -88,7 +88,7 @@ class Phrases:
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        self.people = rng.sample(nouns.PERSONS, 3)
+        self.people = rng.sample(nouns.PERSONS, 2)
         self.animals = rng.sample(nouns.ANIMALS, 1)
         self.lying = rng.sample(nouns.LYING, 1)
         self.standing = rng.sample(nouns.STANDING, 1)
@@ -127,7 +127,7 @@ class Phrases:
             (en, de), noun = self.rng.choice(_ON_SURFACES), self.rng.choice(self.surfaces)
             phrase = self._noun_phrase(noun, case, "thing", 0)
         onto = "to" * (onward and en in ("in", "on"))
-        further = self.where("dat") if case == "acc" and self.chance(0.3) else ("", "")
+        further = self.where("dat") if case == "acc" and self.chance(0.15) else ("", "")
         return f"{en}{onto} {phrase.en} {further[0]}", f"{contracted(de, phrase.de)} {further[1]}"
 
     def stuff(self, case: str) -> tuple[str, str]:
@@ -186,12 +186,12 @@ class Phrases:
         return Phrase(f"the {english}", german, noun.gender, "it")
 
     def _extended(self, phrase: Phrase, *, is_person: bool) -> Phrase:
-        if self.chance(0.2):
+        if self.chance(0.1):
             en, de = self._relative_clause(phrase, is_person=is_person)
             return Phrase(
                 f"{phrase.en} {en}", f"{phrase.de} , {de} ,", phrase.gender, phrase.pronoun, True
             )
-        if self.chance(0.2):
+        if self.chance(0.1):
             en, de = self._attached(is_person=is_person)
             return Phrase(f"{phrase.en} {en}", f"{phrase.de} {de}", phrase.gender, phrase.pronoun)
         return phrase

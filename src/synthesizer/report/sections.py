@@ -14,6 +14,12 @@ from synthesizer.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
+WITHOUT_A_NETWORK = {
+    "dictionary": "a word-by-word dictionary counted from train",
+    "bigram": "an interpolated bigram model of train",
+    "majority": "the commonest label of train",
+}
+"""What a task measures on its data beside the networks, by the key of its report."""
 
 
 def lead(summary: Summary) -> str:
@@ -82,7 +88,19 @@ def notes(summary: Summary) -> list[str]:
     if facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
         said.append(f"The feed-forward width is such that all rows have the same {budget}.")
-    return said
+    return [*said, *_without_a_network(summary)]
+
+
+def _without_a_network(summary: Summary) -> list[str]:
+    """What can be had without a network, as the runs report it of their data."""
+    results = [run.result for run in summary.finished if run.result]
+    data = results[0].get("data", {}) if results else {}
+    return [
+        f"Without any network, {words} has {data[name]['test']:.{summary.digits}f} "
+        f"({summary.metric_name}) on the same examples."
+        for name, words in WITHOUT_A_NETWORK.items()
+        if name in data
+    ]
 
 
 def text_of(summaries: Sequence[Summary]) -> str:

@@ -103,6 +103,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "memory": lambda result: result["training_memory_bytes"],
     "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: _mean(list(result["sharpness"].values())),
+    "steps_per_token": lambda result: _mean(list(result["steps_per_token"].values())),
 }
 
 

@@ -103,6 +103,11 @@ def columns(summary: Summary) -> list[Column]:
             "sharpness",
         ),
         Column(
+            "steps per token",
+            lambda line: _number(line.cost["steps_per_token"], 2),
+            _cost("steps_per_token"),
+        ),
+        Column(
             "learning rate",
             _rates,
             {"learning_rates": _rates},

@@ -41,7 +41,7 @@ class Form:
     read: Callable[[Row, Columns], list[Fields]]
     judge: Callable[[list[str], list[str], Vectors], Judgement]  # outputs, references, vectors
     main_metric: str
-    baseline: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
+    dictionary: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
     keep_end: bool = False  # of a source that is too long
     needs_vectors: bool = False
 
@@ -128,18 +128,18 @@ class Pairs:
                 vectors = train_vectors([fields[1] for fields in kept])
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
         report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
-        if self._form.baseline:
-            report["baseline"] = self._judge_baseline(examples, self._form.baseline)
+        if self._form.dictionary:
+            report["dictionary"] = self._judge_dictionary(examples, self._form.dictionary)
         return tokenizer, Entry(arrays, {**meta, "report": report})
 
-    def _judge_baseline(
-        self, examples: Examples, baseline: Callable[[list[Fields], list[str]], list[str]]
+    def _judge_dictionary(
+        self, examples: Examples, translate: Callable[[list[Fields], list[str]], list[str]]
     ) -> dict[str, float]:
-        """The main metric of a method that needs no training."""
+        """The main metric of translating word by word."""
         train, metric, found = [*examples.split("train")], self.main_metric, {}
         for split in ("validation", "test"):
             sources, references = (list(side) for side in zip(*examples.split(split), strict=True))
-            rows = self._form.judge(baseline(train, sources), references, {}).statistics[metric]
+            rows = self._form.judge(translate(train, sources), references, {}).statistics[metric]
             found[split] = score(metric, rows)
         return found
 

@@ -18,7 +18,7 @@ def translation(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pair
         read=read_pair,
         judge=_judge,
         main_metric="bleu",
-        baseline=_by_dictionary if recipe.data.builtin else None,
+        dictionary=_by_dictionary if recipe.data.builtin else None,
     )
     return Pairs(recipe, tokenizer_dir, form)
 
