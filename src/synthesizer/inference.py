@@ -270,7 +270,7 @@ def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
             "that come again, so round or group them"
         )
         raise UserError(
-            f"{path}: column '{name}' has {cause}, or set task=language_modeling to model "
+            f"{path}: column '{name}' has {cause}, or --set task=language_modeling to model "
             f"'{columns.texts[0]}' alone"
         )
 

@@ -123,6 +123,7 @@ th:first-child { text-align: left; position: sticky; left: 0; background: var(--
   white-space: normal; min-width: min(11rem, 36vw); overflow-wrap: break-word; }
 small { display: block; font-weight: 400; color: var(--muted); }
 td small { white-space: normal; min-width: 8rem; }
+td:last-child small { min-width: 16rem; }
 .words td, .words thead th { text-align: left; white-space: normal; min-width: 11rem;
   max-width: 32rem; overflow-wrap: anywhere; }
 li { overflow-wrap: anywhere; }
