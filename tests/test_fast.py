@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from synthesizer import fast
 from synthesizer.attention import SyntheticAttention, ValueCache
 from synthesizer.errors import UserError
+from synthesizer.places import IN_SLOTS
 from variants import EVERY, TABLES, redrawn, tokens
 
 H, D = 3, 12
@@ -68,7 +69,7 @@ def assert_equal_paths(layer, x, **given):
 
 def path_of(layer, x, **given):
     """Which path a call would take."""
-    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0, "in_order": True}
+    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0, "standing": IN_SLOTS}
     keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
     call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
     return fast.choose(layer.synthesis, call, layer.path).path

@@ -6,6 +6,7 @@ from synthesizer import fast
 from synthesizer.attention import SyntheticAttention
 from synthesizer.benchmark.cases import Setting
 from synthesizer.mixers import build_mixer
+from synthesizer.places import IN_SLOTS
 from synthesizer.synthesis import Size
 
 
@@ -25,6 +26,6 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
         mask=padded if "padded" in setting.view else None,
         bias=None,
         dropout=0.0,
-        in_order=True,
+        standing=IN_SLOTS,
     )
     return fast.choose(mixer.synthesis, call)

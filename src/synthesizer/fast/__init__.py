@@ -1,7 +1,7 @@
 """The same attention by the cheapest exact path: what attention.py defines, sooner.
 
 `choose` says which path a call takes and why; `attend` takes it, or returns None where only the
-plain path is exact. Letters as in terms.py.
+plain path is exact. Letters as in terms.py. What a mask lets a query see is one number: sight.py.
 
     frozen   the same, its softmax taken beforehand
     table    the logits have no batch in them: one softmax for all examples, one product per head
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.fast.blocks import block_attention
-from synthesizer.fast.padding import last_real, sees_something
-from synthesizer.fast.parts import Parts, View
+from synthesizer.fast.parts import Parts
+from synthesizer.fast.sight import Sight, packed_sight, sight_of
 from synthesizer.fast.table import (
     TableLogits,
     attend_by_masked_table,
@@ -29,7 +29,7 @@ from synthesizer.fast.table import (
     probabilities,
 )
 from synthesizer.fast.terms import Terms, is_known, num_outer, terms_of
-from synthesizer.places import visible_keys
+from synthesizer.places import COUNTED, TOLD, visible_keys
 from synthesizer.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
@@ -47,7 +47,7 @@ class Call:
     mask: Tensor | None  # (B, S), True where a token is real
     bias: Tensor | None  # (1 or B, H, T, S)
     dropout: float
-    in_order: bool  # whether every token stands at the position of its slot
+    standing: str  # where the tokens stand, one of places.STANDINGS
     frozen: Tensor | None = None  # (H, N, N), the probabilities that freeze() held
 
     @property
@@ -80,7 +80,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         return Choice("fused", "one bilinear term, whatever the positions")
     if torch.compiler.is_compiling():
         return Choice("plain", "compiling: the paths below look at what a mask holds")
-    if not call.in_order:
+    if call.standing == TOLD:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
         return Choice("plain", "each example has a bias of its own")
@@ -92,6 +92,8 @@ def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
         return Choice("frozen", "freeze() holds its probabilities")
     if path == "auto" and 1 < call.num_queries <= SHORT and not num_outer(synthesis):
         return Choice("plain", "so short that all pairs fit the cache")
+    if call.standing == COUNTED and _cannot_pack(call):
+        return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
     if synthesis.looks_at == "nothing":
         return Choice("table", "no token has a say")
     if call.dropout > 0.0:
@@ -108,6 +110,11 @@ def _is_held(call: Call) -> bool:
     return fits and call.bias is None
 
 
+def _cannot_pack(call: Call) -> bool:
+    """Whether moving the real tokens to the front would tear apart what belongs to their slots."""
+    return call.num_queries < call.num_keys or call.bias is not None or call.dropout > 0.0
+
+
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
     """The heads' outputs side by side, (B, T, D); None where the plain path has to be taken."""
     chosen = choose(synthesis, call, path).path
@@ -120,7 +127,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     if chosen == "fused":
         return _fused(terms, call.values, *_visible(call))
     with torch.autocast(call.values.device.type, enabled=False):
-        return _by_table(terms, call) if chosen == "table" else _by_blocks(terms, call)
+        output = _by_table(terms, call) if chosen == "table" else None
+        return _by_blocks(terms, call) if output is None and call.dropout == 0.0 else output
 
 
 def attend_across(
@@ -147,23 +155,34 @@ def _visible(call: Call) -> tuple[Tensor | None, bool]:
 
 
 def _by_table(terms: Terms, call: Call) -> Tensor | None:
+    """One softmax for all examples; None where some example's share of it is no good."""
     logits = TableLogits(_whole_table(terms, call), *(terms.rank or (None, None)))
     if call.mask is None:
         return attend_by_table(call.values, logits, call.causal, call.dropout)
-    return attend_by_masked_table(call.values, logits, call.causal, call.dropout, call.mask)
+    if call.standing != COUNTED:
+        return attend_by_masked_table(call.values, logits, call.causal, call.dropout, call.mask)
+    sight = packed_sight(call.mask, call.causal)
+    if not sight.by_position(call.mask):
+        return None
+    output = attend_by_masked_table(
+        sight.packed(call.values), logits, call.causal, 0.0, call.mask.sort(-1, True)[0]
+    )
+    return None if output is None else sight.at_places(output)
 
 
 def _by_blocks(terms: Terms, call: Call) -> Tensor:
-    dtype = call.values.dtype
+    dtype, sight = call.values.dtype, _sight(call)
     table = _whole_table(terms, call)
     if terms.rank is not None:
         product = terms.rank.left @ terms.rank.right.mT
         table = product if table is None else table + product
     queries, keys = terms.bilinear or (None, None)
+    if keys is not None and len(keys) == len(call.x):
+        keys = sight.packed(keys)
     tiled, repeated = terms.outer or (None, None)
     by_head = [
         None if part is None else part.to(dtype).transpose(0, 1).contiguous()
-        for part in (call.values, queries, keys, tiled, repeated)
+        for part in (sight.packed(call.values), queries, keys, tiled, repeated)
     ]
     parts = Parts(
         values=by_head[0],
@@ -174,12 +193,14 @@ def _by_blocks(terms: Terms, call: Call) -> Tensor:
         tiled=by_head[3],
         repeated=by_head[4],
     )
-    view = View(call.causal, call.mask, None if call.mask is None else last_real(call.mask))
-    output = block_attention(parts, view, call.num_queries).permute(1, 2, 0, 3)
-    if call.mask is not None:
-        sees = sees_something(call.mask, call.causal, call.num_queries)
-        output = output.masked_fill(~sees[..., None, None], 0.0)
-    return output.flatten(-2)
+    return block_attention(parts, sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
+
+
+def _sight(call: Call) -> Sight:
+    if call.standing == COUNTED:
+        assert call.mask is not None
+        return packed_sight(call.mask, call.causal)
+    return sight_of(call.mask, call.causal, call.num_queries, call.values)
 
 
 def _whole_table(terms: Terms, call: Call) -> Tensor | None:
@@ -190,7 +211,7 @@ def _whole_table(terms: Terms, call: Call) -> Tensor | None:
     if call.bias is None:
         return table
     bias = call.bias[0].expand(call.values.shape[1], call.num_queries, call.num_keys)
-    return bias if table is None else table + bias
+    return bias.contiguous() if table is None else table + bias
 
 
 def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:

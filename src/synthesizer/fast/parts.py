@@ -1,20 +1,8 @@
-"""The tensors of one call, terms and values, heads first; and what may be looked at.
-
-Letters as in terms.py.
-"""
+"""The tensors of one call, terms and values, heads first. Letters as in terms.py."""
 
 from dataclasses import dataclass, fields
 
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class View:
-    """What may be looked at."""
-
-    causal: bool
-    mask: Tensor | None = None  # (B, S), True where a token is real
-    lengths: tuple[int, ...] | None = None  # the slots of each example up to its last real one
 
 
 @dataclass

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from synthesizer.fast.padding import sees_something
+from synthesizer.fast.kernel import Rows
+from synthesizer.fast.softmax import Added, soften, soften_back
 
 NUM_BLOCKS = 8
 FEWEST_ROWS = 64
@@ -39,13 +40,11 @@ class TableLogits(NamedTuple):
         assert self.columns is not None
         return self.rows.shape[1], self.columns.shape[1]
 
-    def block(self, rows: slice, seen: int) -> Tensor:
-        """Some rows, up to a key: (H, rows, seen), a tensor of its own."""
+    def products(self, rows: slice, seen: int) -> Tensor | None:
+        """Some rows, up to a key, of what is not written out: (H, rows, seen)."""
         if self.rows is None or self.columns is None:
-            assert self.table is not None
-            return self.table[:, rows, :seen].clone(memory_format=torch.contiguous_format)
-        logits = torch.bmm(self.rows[:, rows], self.columns[:, :seen].mT)
-        return logits if self.table is None else logits + self.table[:, rows, :seen]
+            return None
+        return torch.bmm(self.rows[:, rows], self.columns[:, :seen].mT)
 
 
 def attend_by_table(
@@ -64,7 +63,7 @@ def attend_by_table(
 def attend_by_masked_table(
     values: Tensor, logits: TableLogits, causal: bool, dropout: float, mask: Tensor
 ) -> Tensor | None:
-    """The same where (B, S) mask hides keys; None where an example's share of a row vanishes."""
+    """The same where (B, S) mask hides the last keys; None where a share of a row vanishes."""
     real = mask[:, None, :, None].to(values.dtype).expand(-1, values.shape[1], -1, -1)
     if dropout > 0.0:
         weights = probabilities(logits, causal).to(values.dtype)
@@ -74,7 +73,7 @@ def attend_by_masked_table(
         shown = _beside(torch.cat([values * real, real], -1))
         both = _apart(_TableAttention.apply(causal, shown, *logits), len(mask))
         output, share = both.split([values.shape[-1], 1], -1)
-    if _vanishes(share, sees_something(mask, causal, logits.shape[0])):
+    if _vanishes(share, mask):
         return None
     return (output / torch.where(share > 0, share, 1.0)).flatten(-2)
 
@@ -82,7 +81,10 @@ def attend_by_masked_table(
 def probabilities(logits: TableLogits, causal: bool) -> Tensor:
     """All weights at once, (H, T, S), by operations that autograd knows."""
     num_queries, num_keys = logits.shape
-    whole = logits.block(slice(0, num_queries), num_keys)
+    whole = logits.products(slice(0, num_queries), num_keys)
+    if whole is None or logits.table is not None:
+        assert logits.table is not None
+        whole = logits.table if whole is None else logits.table + whole
     if causal and num_queries > 1:
         whole = whole.masked_fill(_future(whole), -torch.inf)
     return whole.softmax(-1)
@@ -163,8 +165,9 @@ class _TableAttention(torch.autograd.Function):
                 grads[0][:, :seen].baddbmm_(weights.mT, here)
             if any(ctx.needs_input_grad[2:]):
                 down = torch.bmm(here, values[:, :seen].mT)
-                down = torch._softmax_backward_data(down, weights, -1, weights.dtype)
-                _add_gradients(logits, down, rows, seen, *grads[1:])
+                added = Added(None if grads[1] is None else grads[1][:, rows])
+                soften_back(down[:, None], weights[:, None], added, _rows(rows, seen, ctx.causal, down))
+                _add_gradients(logits, down, rows, seen, *grads[2:])
         return None, *grads
 
 
@@ -173,13 +176,10 @@ def _add_gradients(
     down: Tensor,
     rows: slice,
     seen: int,
-    grad_table: Tensor | None,
     grad_rows: Tensor | None,
     grad_columns: Tensor | None,
 ) -> None:
-    """Say what the gradient of a block's logits means to what they are made of."""
-    if grad_table is not None:
-        grad_table[:, rows, :seen] = down
+    """Say what the gradient of a block's logits means to the factors of a table."""
     if grad_rows is not None and logits.columns is not None:
         grad_rows[:, rows] = torch.bmm(down.to(grad_rows.dtype), logits.columns[:, :seen])
     if grad_columns is not None and logits.rows is not None:
@@ -203,11 +203,22 @@ class _Corner(torch.autograd.Function):
 
 def _block_weights(logits: TableLogits, rows: slice, seen: int, causal: bool) -> Tensor:
     """The probabilities of a block: (H, rows, seen)."""
-    block = logits.block(rows, seen)
-    if causal:
-        last = block[..., seen - block.shape[1] :]
-        last.masked_fill_(_future(last), -torch.inf)
-    return torch.softmax(block, -1, out=block)
+    block = logits.products(rows, seen)
+    added = Added(None if logits.table is None else logits.table[:, rows])
+    if fresh := block is None:
+        assert logits.table is not None
+        block = logits.table.new_empty(len(logits.table), rows.stop - rows.start, seen)
+    soften(block[:, None], added, _rows(rows, seen, causal, block), fresh)
+    return block
+
+
+def _rows(rows: slice, seen: int, causal: bool, block: Tensor) -> Rows:
+    """How far rows see of which the last one sees so many keys."""
+    if not causal:
+        return Rows(seen, seen)
+    fewest = seen - (rows.stop - rows.start) + 1
+    counts = torch.arange(fewest, seen + 1, dtype=torch.int32, device=block.device)
+    return Rows(fewest, seen, counts[None])
 
 
 def _future(block: Tensor) -> Tensor:
@@ -232,7 +243,10 @@ def _apart(output: Tensor, batch: int) -> Tensor:
     return output.unflatten(-1, (batch, -1)).permute(2, 1, 0, 3)
 
 
-def _vanishes(share: Tensor, sees: Tensor) -> bool:
-    """Whether a row's weights on what an example sees, (B, T, H, 1), are too small to divide by."""
+def _vanishes(share: Tensor, mask: Tensor) -> bool:
+    """Whether a row's weights on what an example sees, (B, T, H, 1), are too small to divide by.
+
+    What hides only the end hides something of every row or nothing: who has a real token sees it.
+    """
     least = torch.finfo(share.dtype).tiny ** 0.5
-    return bool(((share < least) & sees[..., None, None]).any())
+    return bool(((share < least) & mask[:, :1, None, None]).any())
