@@ -69,7 +69,8 @@ def assert_equal_paths(layer, x, **given):
 
 def path_of(layer, x, **given):
     """Which path a call would take."""
-    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0, "standing": IN_SLOTS}
+    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0}
+    told["standing"] = IN_SLOTS
     keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
     call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
     return fast.choose(layer.synthesis, call, layer.path).path

@@ -10,6 +10,7 @@ from synthesizer.errors import UserError
 
 STANDINGS = IN_SLOTS, COUNTED, TOLD = "in slots", "counted by the mask", "told"
 
+
 def locate(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,

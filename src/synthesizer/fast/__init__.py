@@ -10,24 +10,18 @@ plain path is exact. Letters as in terms.py. What a mask lets a query see is one
     plain    attention.py itself
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.fast.blocks import block_attention
+from synthesizer.fast.blocks import block_attention, laid_out
 from synthesizer.fast.parts import Parts
+from synthesizer.fast.shared import frozen_attention, masked_attention, shared_attention
 from synthesizer.fast.sight import Sight, packed_sight, sight_of
-from synthesizer.fast.table import (
-    TableLogits,
-    attend_by_masked_table,
-    attend_by_table,
-    corner,
-    frozen_attention,
-    probabilities,
-)
+from synthesizer.fast.table import TableLogits, corner, probabilities
 from synthesizer.fast.terms import Terms, is_known, num_outer, terms_of
 from synthesizer.places import COUNTED, TOLD, visible_keys
 from synthesizer.synthesis import DotProduct, Synthesis
@@ -122,13 +116,18 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         return None
     if chosen == "frozen":
         assert call.frozen is not None
-        return frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
-    terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
+        held = frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
+        return held.flatten(-2)
     if chosen == "fused":
+        terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
         return _fused(terms, call.values, *_visible(call))
+    sight = _sight(call)
+    call = replace(call, keys=sight.packed(call.keys), values=sight.packed(call.values))
+    terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
     with torch.autocast(call.values.device.type, enabled=False):
-        output = _by_table(terms, call) if chosen == "table" else None
-        return _by_blocks(terms, call) if output is None and call.dropout == 0.0 else output
+        output = _by_table(terms, call, sight) if chosen == "table" else None
+        blocks = output is None and call.dropout == 0.0
+        return _by_blocks(terms, call, sight) if blocks else output
 
 
 def attend_across(
@@ -154,46 +153,44 @@ def _visible(call: Call) -> tuple[Tensor | None, bool]:
     return visible_keys(call.mask, call.causal, *sizes, call.x.device), False
 
 
-def _by_table(terms: Terms, call: Call) -> Tensor | None:
+def _by_table(terms: Terms, call: Call, sight: Sight) -> Tensor | None:
     """One softmax for all examples; None where some example's share of it is no good."""
     logits = TableLogits(_whole_table(terms, call), *(terms.rank or (None, None)))
     if call.mask is None:
-        return attend_by_table(call.values, logits, call.causal, call.dropout)
-    if call.standing != COUNTED:
-        return attend_by_masked_table(call.values, logits, call.causal, call.dropout, call.mask)
-    sight = packed_sight(call.mask, call.causal)
+        return shared_attention(call.values, logits, call.causal, call.dropout).flatten(-2)
     if not sight.by_position(call.mask):
         return None
-    output = attend_by_masked_table(
-        sight.packed(call.values), logits, call.causal, 0.0, call.mask.sort(-1, True)[0]
-    )
-    return None if output is None else sight.at_places(output)
+    real = call.mask.sort(-1, descending=True)[0]
+    output = masked_attention(call.values, logits, call.causal, call.dropout, real)
+    return None if output is None else sight.at_places(output.flatten(-2))
 
 
-def _by_blocks(terms: Terms, call: Call) -> Tensor:
-    dtype, sight = call.values.dtype, _sight(call)
+def _by_blocks(terms: Terms, call: Call, sight: Sight) -> Tensor:
+    dtype, weight = call.values.dtype, None
+    if terms.rank is None and call.bias is None:
+        weight = terms.weight
+        terms = replace(terms, weight=None)
     table = _whole_table(terms, call)
     if terms.rank is not None:
         product = terms.rank.left @ terms.rank.right.mT
         table = product if table is None else table + product
     queries, keys = terms.bilinear or (None, None)
-    if keys is not None and len(keys) == len(call.x):
-        keys = sight.packed(keys)
     tiled, repeated = terms.outer or (None, None)
     by_head = [
-        None if part is None else part.to(dtype).transpose(0, 1).contiguous()
-        for part in (sight.packed(call.values), queries, keys, tiled, repeated)
+        None if part is None else part.to(dtype).transpose(0, 1)
+        for part in (call.values, queries, keys, tiled, repeated)
     ]
     parts = Parts(
         values=by_head[0],
         queries=by_head[1],
         keys=by_head[2],
         table=None if table is None else table.to(dtype),
+        weight=None if weight is None else weight.to(dtype),
         offsets=None if terms.offsets is None else terms.offsets.to(dtype),
         tiled=by_head[3],
         repeated=by_head[4],
     )
-    return block_attention(parts, sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
+    return block_attention(laid_out(parts), sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
 
 
 def _sight(call: Call) -> Sight:
@@ -207,7 +204,7 @@ def _whole_table(terms: Terms, call: Call) -> Tensor | None:
     """The table that T queries read, with the bias added: (H, T, S)."""
     table = None
     if terms.table is not None:
-        table = corner(terms.table, call.num_queries, call.num_keys)
+        table = corner(terms.weighed_table(), call.num_queries, call.num_keys)
     if call.bias is None:
         return table
     bias = call.bias[0].expand(call.values.shape[1], call.num_queries, call.num_keys)
@@ -222,5 +219,5 @@ def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:
         anything = next(synthesis.parameters(), None)
         x = torch.empty(0, length, 0) if anything is None else anything.new_empty(0, length, 0)
         terms = terms_of(synthesis, x, None, length)
-        table = None if terms.table is None else corner(terms.table, length, length)
+        table = None if terms.table is None else corner(terms.weighed_table(), length, length)
         return probabilities(TableLogits(table, *(terms.rank or (None, None))), causal)

@@ -1,4 +1,4 @@
-"""python -m synthesizer.fast: compile the optional kernel for this machine, and say where it lies."""
+"""python -m synthesizer.fast: compile the optional kernel for this machine; print its place."""
 
 import sys
 

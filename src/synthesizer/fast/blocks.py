@@ -6,7 +6,7 @@ Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be c
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synthesizer.fast.fused import attend_fused, fits
-from synthesizer.fast.kernel import Rows
+from synthesizer.fast.kernel import Kernel, kernel_for
 from synthesizer.fast.parts import Parts
 from synthesizer.fast.sight import Sight
-from synthesizer.fast.softmax import Added, soften, soften_back
+from synthesizer.fast.softmax import Added, Rows, soften, soften_back
 
 CACHED = 2**18  # numbers of a block on a CPU: its logits and their gradient stay near the core
 ACCELERATED = 2**26  # on an accelerator a block need not fit a cache, and has to fill the device
@@ -51,6 +51,26 @@ def block_attention(parts: Parts, sight: Sight, num_queries: int) -> Tensor:
     return output
 
 
+def compiled(parts: Parts) -> Kernel | None:
+    """The compiled kernel, where it knows all these terms; it takes any strides."""
+    assert parts.values is not None
+    alike = {tensor.dtype for tensor in parts.tensors() if tensor is not None}
+    return kernel_for(parts.values) if parts.tiled is None and len(alike) == 1 else None
+
+
+def laid_out(parts: Parts) -> Parts:
+    """The same tensors as whoever computes wants them: without gaps, or in the last axis alone."""
+    direct = compiled(parts) is not None
+    if not direct and parts.table is not None and parts.weight is not None:
+        parts = replace(parts, table=parts.table * parts.weight[:, None, None], weight=None)
+    return Parts(
+        *[
+            tensor if tensor is None or (direct and tensor.stride(-1) == 1) else tensor.contiguous()
+            for tensor in parts.tensors()
+        ]
+    )
+
+
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -62,6 +82,9 @@ class _BlockAttention(torch.autograd.Function):
         parts = Parts(*tensors)
         ctx.save_for_backward(*tensors)
         ctx.sight, ctx.num_queries = sight, num_queries
+        kernel = compiled(parts)
+        if kernel is not None:
+            return kernel.attend(parts, sight, num_queries)
         if fits(parts, sight):
             return attend_fused(parts, sight, num_queries)
         desk = Desk(parts, sight, num_queries)
@@ -74,13 +97,17 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         parts = Parts(*ctx.saved_tensors)
-        desk = Desk(parts, ctx.sight, ctx.num_queries)
         grads = Parts(
             *[
                 torch.zeros_like(tensor) if wanted and tensor is not None else None
                 for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[2:], strict=True)
             ]
         )
+        kernel = compiled(parts)
+        if kernel is not None:
+            kernel.attend_back(parts, ctx.sight, grad, grads)
+            return None, None, *grads.tensors()
+        desk = Desk(parts, ctx.sight, ctx.num_queries)
         grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
         for block in desk.blocks():
             desk.look_back(block, grad, grads)

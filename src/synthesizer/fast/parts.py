@@ -10,9 +10,10 @@ class Parts:
     """The terms of one call and the values, or their gradients."""
 
     values: Tensor | None = None  # (H, B, S, K)
-    queries: Tensor | None = None  # (H, B, T, W)
+    queries: Tensor | None = None  # (H, B or 1, T, W)
     keys: Tensor | None = None  # (H, B or 1, S, W)
     table: Tensor | None = None  # (H, T, S)
+    weight: Tensor | None = None  # (H,), what the table is multiplied by
     offsets: Tensor | None = None  # (H, S)
     tiled: Tensor | None = None  # (H, B, T, a)
     repeated: Tensor | None = None  # (H, B, T, b)

@@ -11,11 +11,14 @@ table a query reads is its position, as places.py counts it. Letters as in synth
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from synthesizer.places import locate
+
+T = TypeVar("T", Tensor, Tensor | None)
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,28 @@ class Sight:
     order: Tensor | None = None  # (B, S), the slots of the real tokens first; None: as they are
     places: Tensor | None = None  # (B, T), int32, the row of a table to read; None: its own
 
-    def packed(self, tokens: Tensor) -> Tensor:
-        """Keys or values (B, H, S, n) with the real ones in front."""
-        if self.order is None:
+    @property
+    def is_shared(self) -> bool:
+        """Whether every example sees the same."""
+        return self.places is None and (self.counts is None or len(self.counts) == 1)
+
+    def packed(self, tokens: T) -> T:
+        """Keys or values (B, H, S, n), if any, with the real ones in front."""
+        if self.order is None or tokens is None:
             return tokens
         return tokens.gather(2, self.order[:, None, :, None].expand_as(tokens))
 
     def by_position(self, mask: Tensor) -> bool:
         """Whether a query's position tells how far it sees: not in a hole that others see past."""
-        assert self.counts is not None
+        if self.places is None or self.counts is None:
+            return True
         num_real = mask.sum(-1, keepdim=True)
         return not bool((~mask & (self.counts > 0) & (self.counts < num_real)).any())
 
     def at_places(self, output: Tensor) -> Tensor:
-        """What the rows of positions, (B, S, D), give to the queries that stand there: (B, T, D)."""
-        assert self.counts is not None
-        assert self.places is not None
+        """What the rows of positions, (B, S, D), give to the queries that stand there."""
+        if self.places is None or self.counts is None:
+            return output
         rows = self.places.long()[..., None].expand(-1, -1, output.shape[-1])
         return output.gather(1, rows).masked_fill((self.counts == 0)[..., None], 0.0)
 

@@ -1,4 +1,4 @@
-"""The softmax of a block of rows and its gradient, in place: the compiled kernel's, or torch's.
+"""The softmax of a block of rows and its gradient, in place, in torch.
 
     weights = softmax(logits + table + offsets) over the first counts[b,i] keys, 0 beyond
     d logits = weights (d weights - sum over keys of weights d weights)
@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synthesizer.fast.kernel import Rows, kernel_for
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of some examples: what they see and which rows of a table they read."""
+
+    fewest: int  # the least that any of them sees
+    most: int  # and the greatest
+    counts: Tensor | None = None  # (examples or 1, rows), int32; None: all see `most`
+    places: Tensor | None = None  # (examples, rows), int32; None: the table's rows are theirs
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,6 @@ class Added:
 
 def soften(logits: Tensor, added: Added, rows: Rows, fresh: bool = False) -> None:
     """Turn a block's logits into weights; a fresh block holds none yet."""
-    kernel = kernel_for(logits)
-    if kernel is not None:
-        kernel.soften(logits, added.table, added.offsets, rows, fresh)
-        return
     if fresh:
         logits.zero_()
     if added.table is not None:
@@ -45,10 +49,6 @@ def soften(logits: Tensor, added: Added, rows: Rows, fresh: bool = False) -> Non
 
 def soften_back(down: Tensor, weights: Tensor, grads: Added, rows: Rows) -> None:
     """Turn the gradient of weights into that of logits; add it to those of table and offsets."""
-    kernel = kernel_for(down)
-    if kernel is not None:
-        kernel.soften_back(down, weights, grads.table, grads.offsets, rows)
-        return
     down[..., rows.most :] = 0.0
     torch._softmax_backward_data(down, weights, -1, down.dtype, grad_input=down)
     if grads.table is not None:
