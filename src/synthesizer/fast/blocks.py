@@ -128,7 +128,7 @@ class Desk:
     def blocks(self) -> Iterator[Block]:
         """Cut the work so that a block's logits fit the budget, rows of one head first."""
         size = min(max(FEWEST_ROWS, -(-self.num_queries // NUM_BLOCKS)), MOST_ROWS)
-        size = MOST_ROWS if self.sight.counts is None else size
+        size = size if self.sight.grows else MOST_ROWS
         budget = CACHED if self.values.device.type == "cpu" else ACCELERATED
         pairs = max(1, budget // (min(size, self.num_queries) * self.num_keys))
         heads, examples = max(1, pairs // self.batch), min(pairs, self.batch)

@@ -112,7 +112,7 @@ class Kernel:
         width = 0 if queries is None else queries.shape[-1]
         alike = (queries is None or queries.shape[1] == 1) and sight.is_shared
         beside = batch if alike else 1
-        budget = CACHED if sight.counts is None else CACHED // 2
+        budget = CACHED // 2 if sight.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         num_values = beside * value_width
         room = output.new_empty(2 * (rows + width + num_values) * num_keys + rows * num_values)
@@ -137,13 +137,17 @@ def loaded(path: Path) -> Kernel | None:
     return Kernel(path, gemm) if gemm is not None and path.exists() else None
 
 
-@cache
 def built_path() -> Path:
     """Where the kernel of this source, these flags and this processor lies, or would."""
-    facts = (SOURCE.read_text(), *FLAGS, platform.machine(), _processor())
-    name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "synthesizer" / f"kernel-{name}.so"
+    named = os.environ.get("SYNTHESIZER_CACHE")
+    home = Path(named) if named else Path.home() / ".cache" / "synthesizer"
+    return home / f"kernel-{_name(FLAGS)}.so"
+
+
+@cache
+def _name(flags: tuple[str, ...]) -> str:
+    facts = (SOURCE.read_text(), *flags, platform.machine(), _processor())
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def build() -> Path:

@@ -27,6 +27,7 @@ class Sight:
 
     counts: Tensor | None = None  # (B or 1, T), int32; None where all see all S keys
     causal: bool = False  # whether counts say causality and nothing else
+    grows: bool = False  # whether later rows see more
     order: Tensor | None = None  # (B, S), the slots of the real tokens first; None: as they are
     places: Tensor | None = None  # (B, T), int32, the row of a table to read; None: its own
 
@@ -65,7 +66,7 @@ def sight_of(mask: Tensor | None, causal: bool, num_queries: int, values: Tensor
     if mask is not None:
         num_real = mask.sum(-1, keepdim=True)
         counts = counts.minimum(num_real) if causal else num_real.expand(-1, num_queries)
-    return Sight(counts.int().contiguous(), causal=mask is None)
+    return Sight(counts.int().contiguous(), causal and mask is None, causal)
 
 
 def packed_sight(mask: Tensor, causal: bool) -> Sight:
@@ -73,4 +74,4 @@ def packed_sight(mask: Tensor, causal: bool) -> Sight:
     seen = mask.cumsum(-1) if causal else mask.sum(-1, keepdim=True).expand(mask.shape)
     order = (~mask).int().argsort(dim=-1, stable=True)
     places = locate(mask, None, mask.shape[1], mask.device).expand(mask.shape)
-    return Sight(seen.int().contiguous(), False, order, places.int().contiguous())
+    return Sight(seen.int().contiguous(), False, causal, order, places.int().contiguous())
