@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.fast.blocks import block_attention, laid_out
+from synthesizer.fast.kernel import kernel_for
 from synthesizer.fast.parts import Parts
 from synthesizer.fast.shared import frozen_attention, masked_attention, shared_attention
 from synthesizer.fast.sight import Sight, packed_sight, sight_of
@@ -128,6 +129,11 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         output = _by_table(terms, call, sight) if chosen == "table" else None
         blocks = output is None and call.dropout == 0.0
         return _by_blocks(terms, call, sight) if blocks else output
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether float32 on this device goes through the compiled kernel, where it fits."""
+    return kernel_for(torch.empty(0, device=device)) is not None
 
 
 def attend_across(
