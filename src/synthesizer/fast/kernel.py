@@ -27,7 +27,7 @@ from synthesizer.fast.sight import Sight
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
-FEWEST_ROWS, MOST_ROWS = 32, 256
+FEWEST_ROWS, MOST_ROWS = 64, 256
 
 
 class Strided(ctypes.Structure):
