@@ -25,7 +25,7 @@ def library(tmp_path_factory):
     """The kernel, compiled into a place of its own."""
     path = tmp_path_factory.mktemp("kernel") / "kernel.so"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "built_path", lambda: path)
+        patch.setattr(kernel, "built_path", lambda home: path)
         assert kernel.build() == path
     return path
 
@@ -34,16 +34,19 @@ def library(tmp_path_factory):
 def built(library, monkeypatch):
     """The kernel in use, on one thread, in small blocks; how often it was called."""
     calls, threads = [], torch.get_num_threads()
-    monkeypatch.setattr(kernel, "built_path", lambda: library)
+    monkeypatch.setattr(kernel, "built_path", lambda home: library)
     monkeypatch.setattr(kernel, "CACHED", 400)
+    monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
     monkeypatch.setattr(kernel, "FEWEST_ROWS", 5)
     for name in ("attend", "attend_back"):
         do = getattr(kernel.Kernel, name)
         told = lambda *args, do=do, **given: (calls.append(do.__name__), do(*args, **given))[1]  # noqa: E731
         monkeypatch.setattr(kernel.Kernel, name, told)
     torch.set_num_threads(1)
+    kernel.loaded.cache_clear()
     yield calls
     torch.set_num_threads(threads)
+    kernel.loaded.cache_clear()
 
 
 def attention(spec, length, *, causal=False, max_len=None):
@@ -69,7 +72,7 @@ def assert_close(found, expected):
 def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
     spec, causal, kind, built, monkeypatch
 ):
-    for batch, length, longer in product((1, 3), (1, 23), (0, 2)):
+    for batch, length, longer in product((1, 3), (2, 23), (0, 2)):
         layer = attention(spec, length, causal=causal, max_len=length + longer)
         x, mask = tokens(batch, length, D).float(), mask_of(kind, batch, length)
         built.clear()
@@ -77,7 +80,7 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
         assert set(built) == {"attend", "attend_back"}
         assert_close(found, results(layer, x, "plain", attention_mask=mask))
         with monkeypatch.context() as patch:
-            patch.setattr(kernel, "loaded", lambda path: None)
+            patch.setattr(kernel, "loaded", lambda home: None)
             assert_close(found, results(layer, x, "fast", attention_mask=mask))
 
 
@@ -137,20 +140,36 @@ def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
 
 
 def test_nothing_is_compiled_unasked(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel, "built_path", lambda: tmp_path / "kernel.so")
+    monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
     monkeypatch.setattr(kernel.subprocess, "run", None)
+    kernel.loaded.cache_clear()
     assert kernel.kernel_for(torch.zeros(1)) is None
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
     layer(x).sum().backward()
     assert not any(tmp_path.iterdir())
 
 
-def test_another_flag_is_another_kernel(monkeypatch, tmp_path):
-    monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path))
-    first = kernel.built_path()
+def test_another_flag_is_another_kernel(monkeypatch):
+    first = kernel.built_path("here")
     monkeypatch.setattr(kernel, "FLAGS", ("-O0",))
-    assert first.parent == tmp_path
-    assert kernel.built_path() != first
+    assert first.parent.name == "here"
+    assert kernel.built_path("here") != first
+
+
+@needs_compiler
+def test_a_backward_pass_goes_the_way_of_its_forward_pass(built):
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    expected = results(layer, x, "plain")
+    layer.path = "fast"
+    layer.zero_grad()
+    y = layer(x)
+    torch.set_num_threads(2)
+    spread = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
+    (y * spread.float()).sum().backward()
+    assert built == ["attend", "attend_back"]
+    table = layer.synthesis.parts[0].table.grad
+    name = "synthesis.parts.0.table"
+    assert_close({name: table}, {name: expected[name]})
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
@@ -161,6 +180,6 @@ def test_a_missing_compiler_is_named(monkeypatch):
 
 def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "which", lambda name: "false")
-    monkeypatch.setattr(kernel, "built_path", lambda: tmp_path / "kernel.so")
+    monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
     with pytest.raises(UserError, match=r"false failed: .*; the torch path still works"):
         kernel.build()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.fast.blocks import block_attention, laid_out
+from synthesizer.fast.blocks import block_attention
 from synthesizer.fast.kernel import kernel_for
 from synthesizer.fast.parts import Parts
 from synthesizer.fast.shared import frozen_attention, masked_attention, shared_attention
@@ -196,7 +196,7 @@ def _by_blocks(terms: Terms, call: Call, sight: Sight) -> Tensor:
         tiled=by_head[3],
         repeated=by_head[4],
     )
-    return block_attention(laid_out(parts), sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
+    return block_attention(parts, sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
 
 
 def _sight(call: Call) -> Sight:

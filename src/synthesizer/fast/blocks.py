@@ -47,25 +47,29 @@ class Block:
 
 def block_attention(parts: Parts, sight: Sight, num_queries: int) -> Tensor:
     """softmax(sum of terms over what is seen) values: (H, B, T, K); what sees nothing is zero."""
-    output: Tensor = _BlockAttention.apply(sight, num_queries, *parts.tensors())
+    kernel = compiled(parts, num_queries)
+    laid = _laid_out(parts, kernel)
+    output: Tensor = _BlockAttention.apply(kernel, sight, num_queries, *laid.tensors())
     return output
 
 
-def compiled(parts: Parts) -> Kernel | None:
-    """The compiled kernel, where it knows all these terms; it takes any strides."""
+def compiled(parts: Parts, num_queries: int) -> Kernel | None:
+    """The compiled kernel, where it knows all these terms; a single row is not worth its while."""
     assert parts.values is not None
     alike = {tensor.dtype for tensor in parts.tensors() if tensor is not None}
-    return kernel_for(parts.values) if parts.tiled is None and len(alike) == 1 else None
+    known = parts.tiled is None and len(alike) == 1 and num_queries > 1
+    return kernel_for(parts.values) if known else None
 
 
-def laid_out(parts: Parts) -> Parts:
-    """The same tensors as whoever computes wants them: without gaps, or in the last axis alone."""
-    direct = compiled(parts) is not None
-    if not direct and parts.table is not None and parts.weight is not None:
+def _laid_out(parts: Parts, kernel: Kernel | None) -> Parts:
+    """The same as who computes it wants it: no gaps, for the kernel in the last axis alone."""
+    if kernel is None and parts.table is not None and parts.weight is not None:
         parts = replace(parts, table=parts.table * parts.weight[:, None, None], weight=None)
     return Parts(
         *[
-            tensor if tensor is None or (direct and tensor.stride(-1) == 1) else tensor.contiguous()
+            tensor
+            if tensor is None or (kernel is not None and tensor.stride(-1) == 1)
+            else tensor.contiguous()
             for tensor in parts.tensors()
         ]
     )
@@ -75,14 +79,14 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
+        kernel: Kernel | None,
         sight: Sight,
         num_queries: int,
         *tensors: Tensor | None,
     ) -> Tensor:
         parts = Parts(*tensors)
         ctx.save_for_backward(*tensors)
-        ctx.sight, ctx.num_queries = sight, num_queries
-        kernel = compiled(parts)
+        ctx.kernel, ctx.sight, ctx.num_queries = kernel, sight, num_queries
         if kernel is not None:
             return kernel.attend(parts, sight, num_queries)
         if fits(parts, sight):
@@ -100,18 +104,17 @@ class _BlockAttention(torch.autograd.Function):
         grads = Parts(
             *[
                 torch.zeros_like(tensor) if wanted and tensor is not None else None
-                for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[2:], strict=True)
+                for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[3:], strict=True)
             ]
         )
-        kernel = compiled(parts)
-        if kernel is not None:
-            kernel.attend_back(parts, ctx.sight, grad, grads)
-            return None, None, *grads.tensors()
+        if ctx.kernel is not None:
+            ctx.kernel.attend_back(parts, ctx.sight, grad, grads)
+            return None, None, None, *grads.tensors()
         desk = Desk(parts, ctx.sight, ctx.num_queries)
         grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
         for block in desk.blocks():
             desk.look_back(block, grad, grads)
-        return None, None, *grads.tensors()
+        return None, None, None, *grads.tensors()
 
 
 class Desk:

@@ -7,8 +7,8 @@
        d table = weight dS,  d weight = sum of table dS,  d offsets = sum over rows of dS
 
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
-   makes P again. Where no example has a say in S, all examples are one whose values stand side by
-   side. Matrices are multiplied by the BLAS that torch itself carries. Row i of example b sees its
+   makes P again. Where no example has a say in S, many examples are one whose values stand side
+   by side. Matrices are multiplied by the BLAS that torch itself carries. Row i of example b sees its
    first counts[b, i] keys and reads row places[b, i] of the table. What is NULL is not there; a
    shared tensor has a stride of 0. Letters as in terms.py: T queries, S keys, W width. */
 
@@ -43,7 +43,7 @@ typedef struct {
 } Call;
 
 typedef struct { /* some rows of one head of one example, and where they are worked on */
-    int64_t head, example, first, rows, seen, n;
+    int64_t head, example, beside, first, rows, seen, n;
     float *weights, *down; /* (rows, seen) */
     float *k, *v;          /* (keys, width), (keys, n) */
     float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
@@ -159,17 +159,20 @@ static void move(const Strided *tensor, const Block *block, int64_t first, int64
 
 static Block open_example(const Call *call, int64_t head, int64_t example)
 {
-    Block block = { .head = head, .example = example, .n = call->beside * call->value_width };
+    const int64_t left = call->batch - example;
+    Block block = { .head = head, .example = example };
+    block.beside = left < call->beside ? left : call->beside;
+    block.n = block.beside * call->value_width;
     block.weights = call->room;
     block.down = block.weights + call->rows * call->keys;
     block.k = block.down + call->rows * call->keys;
-    block.v = block.k + call->width * call->keys;
-    block.sum_k = block.v + block.n * call->keys;
-    block.sum_v = block.sum_k + call->width * call->keys;
+    block.sum_k = block.k + call->width * call->keys; /* stays where it is for all examples */
+    block.v = block.sum_k + call->width * call->keys;
+    block.sum_v = block.v + block.n * call->keys;
     block.y = block.sum_v + block.n * call->keys;
     if (call->q.data)
         move(&call->k, &block, 0, call->keys, call->width, 1, block.k, 0);
-    move(&call->v, &block, 0, call->keys, call->value_width, call->beside, block.v, 0);
+    move(&call->v, &block, 0, call->keys, call->value_width, block.beside, block.v, 0);
     return block;
 }
 
@@ -219,7 +222,7 @@ static void look(const Call *call, const Block *block)
         weigh(call, block);
     multiply(call, 'N', 'N', block->rows, block->n, block->seen, weights, step, block->v, block->n,
              0.0f, block->y, block->n);
-    move(&call->y, block, block->first, block->rows, call->value_width, call->beside, block->y, 1);
+    move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y, 1);
 }
 
 void attend(const Call *call)
@@ -273,7 +276,7 @@ static void look_back(const Call *call, const Block *block)
 {
     const int64_t rows = block->rows, seen = block->seen, width = call->width;
     weigh(call, block);
-    move(&call->y, block, block->first, rows, call->value_width, call->beside, block->y, 0);
+    move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
     if (call->dv.data)
         multiply(call, 'T', 'N', block->n, seen, rows, block->y, block->n, block->weights, seen,
                  1.0f, block->sum_v, call->keys);
@@ -282,8 +285,8 @@ static void look_back(const Call *call, const Block *block)
         return;
     look_back_at_logits(call, block);
     if (call->dq.data)
-        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k, width, 0.0f,
-                 at(&call->dq, block, block->first), call->dq.row);
+        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k, width,
+                 block->example && !call->dq.example ? 1.0f : 0.0f, at(&call->dq, block, block->first), call->dq.row);
     if (call->dk.data)
         multiply(call, 'T', 'N', width, seen, rows, at(&call->q, block, block->first), call->q.row,
                  block->down, seen, 1.0f, block->sum_k, call->keys);
@@ -302,7 +305,7 @@ void attend_back(const Call *call)
                 move_to(call, &block, first);
                 look_back(call, &block);
             }
-            for (int64_t i = 0; call->dv.data && i < call->beside; i++)
+            for (int64_t i = 0; call->dv.data && i < block.beside; i++)
                 write_transposed(call, block.sum_v + i * call->value_width * call->keys,
                                  call->value_width,
                                  at(&call->dv, &block, 0) + i * call->dv.example, call->dv.row);

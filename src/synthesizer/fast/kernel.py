@@ -26,8 +26,10 @@ from synthesizer.fast.sight import Sight
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
 FEWEST_ROWS, MOST_ROWS = 64, 256
+BESIDE = 2**20  # numbers of the values that stand side by side
 
 
 class Strided(ctypes.Structure):
@@ -111,7 +113,7 @@ class Kernel:
         num_keys, queries = parts.values.shape[2], parts.queries
         width = 0 if queries is None else queries.shape[-1]
         alike = (queries is None or queries.shape[1] == 1) and sight.is_shared
-        beside = batch if alike else 1
+        beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
         budget = CACHED // 2 if sight.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         num_values = beside * value_width
@@ -127,27 +129,21 @@ class Kernel:
 def kernel_for(tensor: Tensor) -> Kernel | None:
     """The kernel, where it has been built and does what this tensor wants."""
     fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-    return loaded(built_path()) if fits and torch.get_num_threads() == 1 else None
+    return loaded(os.environ.get(HOME)) if fits and torch.get_num_threads() == 1 else None
 
 
 @cache
-def loaded(path: Path) -> Kernel | None:
-    """The kernel of a file, looked for once in a process."""
-    gemm = _gemm()
+def loaded(home: str | None) -> Kernel | None:
+    """The kernel of a folder, looked for once in a process."""
+    path, gemm = built_path(home), _gemm()
     return Kernel(path, gemm) if gemm is not None and path.exists() else None
 
 
-def built_path() -> Path:
+def built_path(home: str | None) -> Path:
     """Where the kernel of this source, these flags and this processor lies, or would."""
-    named = os.environ.get("SYNTHESIZER_CACHE")
-    home = Path(named) if named else Path.home() / ".cache" / "synthesizer"
-    return home / f"kernel-{_name(FLAGS)}.so"
-
-
-@cache
-def _name(flags: tuple[str, ...]) -> str:
-    facts = (SOURCE.read_text(), *flags, platform.machine(), _processor())
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    facts = (SOURCE.read_text(), *FLAGS, platform.machine(), _processor())
+    name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return Path(home or os.path.expanduser("~/.cache/synthesizer")) / f"kernel-{name}.so"
 
 
 def build() -> Path:
@@ -155,7 +151,7 @@ def build() -> Path:
     compiler = next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise UserError("no C compiler was found (cc, gcc, clang); install one, or do without")
-    path = built_path()
+    path = built_path(os.environ.get(HOME))
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")
     told = subprocess.run(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.fast.blocks import block_attention, compiled, laid_out
+from synthesizer.fast.blocks import block_attention, compiled
 from synthesizer.fast.kernel import kernel_for
 from synthesizer.fast.parts import Parts
 from synthesizer.fast.sight import Sight, sight_of
@@ -36,10 +36,10 @@ def shared_attention(
         return one_row(values, probabilities(logits, causal))
     rows, columns = (None if part is None else part[:, None] for part in logits[1:])
     parts = Parts(values.transpose(0, 1), rows, columns, logits.table)
-    if compiled(parts) is None:
+    if compiled(parts, num_queries) is None:
         return attend_by_table(values, logits, causal)
     sight = sight_of(None, causal, num_queries, values)
-    return block_attention(laid_out(parts), sight, num_queries).permute(1, 2, 0, 3)
+    return block_attention(parts, sight, num_queries).permute(1, 2, 0, 3)
 
 
 def masked_attention(
