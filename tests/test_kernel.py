@@ -1,6 +1,8 @@
 """The compiled kernel gives what the plain path gives, and what the blocks in torch give."""
 
+import runpy
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +139,16 @@ def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
     assert kernel.kernel_for(torch.zeros(1, dtype=torch.bfloat16)) is None
     torch.set_num_threads(2)
     assert kernel.kernel_for(torch.zeros(1)) is None
+
+
+@needs_compiler
+def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
+    runpy.run_module("synthesizer.fast", run_name="__main__")
+    path = Path(capsys.readouterr().out.strip())
+    assert path.parent == tmp_path / "cache"
+    assert path.exists()
+    assert kernel.loaded(str(tmp_path / "cache")) is not None
 
 
 def test_nothing_is_compiled_unasked(tmp_path, monkeypatch):
