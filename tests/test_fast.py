@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from synthesizer import fast
 from synthesizer.attention import SyntheticAttention, ValueCache
 from synthesizer.errors import UserError
+from synthesizer.places import COUNTED, IN_SLOTS
 from variants import EVERY, TABLES, redrawn, tokens
 
 H, D = 3, 12
@@ -68,7 +69,8 @@ def assert_equal_paths(layer, x, **given):
 
 def path_of(layer, x, **given):
     """Which path a call would take."""
-    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0, "in_order": True}
+    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0}
+    told["standing"] = IN_SLOTS
     keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
     call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
     return fast.choose(layer.synthesis, call, layer.path).path
@@ -94,6 +96,32 @@ def test_fast_equals_plain(spec, kind, causal, batch, length, longer, dtype, bia
     if biased:
         bias = tokens(1, H, length, length).to(dtype)
     assert_equal_paths(layer, x, attention_mask=mask_of(kind, batch, length), bias=bias)
+
+
+@every_synthesis
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["left", "holes", "nothing real"])
+def test_every_query_sees_the_same_where_real_tokens_move_to_the_front(spec, causal, kind):
+    """Outputs and gradients, those of hidden queries too, by a path that writes no pairs."""
+    layer, x, mask = (
+        attention(spec, length=23, causal=causal),
+        tokens(3, 23, D),
+        mask_of(kind, 3, 23),
+    )
+    mask[1, 20:] = False
+    assert path_of(layer, x, mask=mask, standing=COUNTED) != "plain"
+    assert_equal_paths(layer, x, attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "given", [{"bias": torch.zeros(1, H, 7, 7)}, {"dropout": 0.1}, {"x": tokens(2, 3, D)}]
+)
+def test_what_belongs_to_slots_keeps_tokens_where_they_are(given):
+    layer, x = attention("random", causal=True), tokens(2, 7, D)
+    values = x.unflatten(-1, (H, -1)).transpose(1, 2)
+    told = {"x": x, "keys": None, "values": values, "causal": True, "mask": mask_of("left", 2, 7)}
+    call = fast.Call(**{**told, "bias": None, "dropout": 0.0, "standing": COUNTED, **given})
+    assert fast.choose(layer.synthesis, call, "fast").path == "plain"
 
 
 @every_synthesis

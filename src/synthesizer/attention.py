@@ -25,8 +25,8 @@ from synthesizer.places import (
     check_mask,
     check_positions,
     check_tokens,
-    in_order,
     locate,
+    standing,
     too_long,
     visible_keys,
 )
@@ -121,7 +121,7 @@ class SyntheticAttention(nn.Module):
             mask=None if attention_mask is None else attention_mask.bool(),
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
-            in_order=in_order(attention_mask, position_ids, values.shape[-2]),
+            standing=standing(attention_mask, position_ids, values.shape[-2]),
             frozen=self.frozen,
         )
         y = fast.attend(self.synthesis, call, self.path)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from synthesizer.errors import UserError
 
+STANDINGS = IN_SLOTS, COUNTED, TOLD = "in slots", "counted by the mask", "told"
+
 
 def locate(
     attention_mask: Tensor | None,
@@ -28,14 +30,15 @@ def locate(
     return torch.where(real, real.cumsum(-1) - 1, slots)
 
 
-def in_order(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> bool:
-    """Whether every token stands at the position of its slot, where it may be asked."""
+def standing(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> str:
+    """How tokens come to their positions; TOLD where it may not be asked."""
     if position_ids is None:
-        return attention_mask is None or hides_only_the_end(attention_mask)
+        in_order = attention_mask is None or hides_only_the_end(attention_mask)
+        return IN_SLOTS if in_order else COUNTED
     if torch.compiler.is_compiling() or position_ids.is_meta:
-        return False
+        return TOLD
     slots = torch.arange(num_keys, device=position_ids.device)
-    return bool((position_ids == slots).all())
+    return IN_SLOTS if bool((position_ids == slots).all()) else TOLD
 
 
 def visible_keys(

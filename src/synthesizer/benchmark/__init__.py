@@ -26,6 +26,7 @@ from synthesizer.benchmark.cases import (
 )
 from synthesizer.benchmark.clock import Timing, clock_name, gemm_rate, peak_bytes, time_in_turn
 from synthesizer.errors import UserError
+from synthesizer.fast import has_kernel
 
 BASELINE = "dot"
 VIEWS = ("causal", "full", "padded")
@@ -115,7 +116,7 @@ class Row:
     speed_high: float
     tokens_per_second: float
     saved_bytes: int | None
-    peak_bytes: int | None
+    peak_bytes: int
     flops: int | None
     gemm_fraction: float | None  # of this machine's rate for a large matrix product
 
@@ -145,22 +146,21 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
+        peaks = [peak_bytes(case.work, device) for case in cases]  # first: no gradient stands yet
         rounds = []
         for seconds in time_in_turn([case.work for case in cases], plan.rounds, device):
             rounds.append(seconds)
             done += 1
             tell(done, total, what)
         timings = [Timing(tuple(column)) for column in zip(*rounds, strict=True)]
-        for case, timing in zip(cases, timings, strict=True):
-            result.rows.append(_row(case, setting, timing, timings[0], rate, device))
+        for case, timing, peak in zip(cases, timings, peaks, strict=True):
+            result.rows.append(_row(case, setting, timing, timings[0], peak, rate))
         done += 1
     tell(total, total, "done")
     return result
 
 
-def _row(
-    case: Case, setting: Setting, timing: Timing, dot: Timing, rate: float, device: torch.device
-) -> Row:
+def _row(case: Case, setting: Setting, timing: Timing, dot: Timing, peak: int, rate: float) -> Row:
     speed, low, high = timing.speed_of(dot)
     flops = count_flops(case.name, setting) if setting.mode != "decode" else None
     return Row(
@@ -176,7 +176,7 @@ def _row(
         speed_high=high,
         tokens_per_second=setting.num_tokens / timing.best,
         saved_bytes=saved_bytes(case),
-        peak_bytes=peak_bytes(case.work, device),
+        peak_bytes=peak,
         flops=flops,
         gemm_fraction=None if flops is None else flops / timing.best / rate,
     )
@@ -190,6 +190,7 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
         "clock": clock_name(device),
         "torch": torch.__version__,
         "gemm_flops_per_second": rate,
+        "kernel": "compiled" if has_kernel(device) else "none",
         "load_average": os.getloadavg()[0],
         "claims": "CUDA" if device.type == "cuda" else "CPU only",
     }

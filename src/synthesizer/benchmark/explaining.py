@@ -5,7 +5,9 @@ import torch
 from synthesizer import fast
 from synthesizer.attention import SyntheticAttention
 from synthesizer.benchmark.cases import Setting
+from synthesizer.fast.terms import num_outer
 from synthesizer.mixers import build_mixer
+from synthesizer.places import IN_SLOTS
 from synthesizer.synthesis import Size
 
 
@@ -25,6 +27,12 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
         mask=padded if "padded" in setting.view else None,
         bias=None,
         dropout=0.0,
-        in_order=True,
+        standing=IN_SLOTS,
     )
-    return fast.choose(mixer.synthesis, call)
+    choice = fast.choose(mixer.synthesis, call)
+    if choice.path not in ("table", "blocks") or num_outer(mixer.synthesis):
+        return choice
+    compiled = fast.has_kernel(torch.device(setting.device))
+    return (
+        choice._replace(reason=choice.reason + "; by the compiled kernel") if compiled else choice
+    )

@@ -1,7 +1,7 @@
 """The same attention by the cheapest exact path: what attention.py defines, sooner.
 
 `choose` says which path a call takes and why; `attend` takes it, or returns None where only the
-plain path is exact. Letters as in terms.py.
+plain path is exact. Letters as in terms.py. What a mask lets a query see is one number: sight.py.
 
     frozen   the same, its softmax taken beforehand
     table    the logits have no batch in them: one softmax for all examples, one product per head
@@ -10,7 +10,7 @@ plain path is exact. Letters as in terms.py.
     plain    attention.py itself
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,18 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.fast.blocks import block_attention
-from synthesizer.fast.padding import last_real, sees_something
-from synthesizer.fast.parts import Parts, View
-from synthesizer.fast.table import (
-    TableLogits,
-    attend_by_masked_table,
-    attend_by_table,
-    corner,
-    frozen_attention,
-    probabilities,
-)
+from synthesizer.fast.kernel import kernel_for
+from synthesizer.fast.parts import Parts
+from synthesizer.fast.shared import frozen_attention, masked_attention, shared_attention
+from synthesizer.fast.sight import Sight, packed_sight, sight_of
+from synthesizer.fast.table import TableLogits, corner, probabilities
 from synthesizer.fast.terms import Terms, is_known, num_outer, terms_of
-from synthesizer.places import visible_keys
+from synthesizer.places import COUNTED, TOLD, visible_keys
 from synthesizer.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
@@ -47,7 +42,7 @@ class Call:
     mask: Tensor | None  # (B, S), True where a token is real
     bias: Tensor | None  # (1 or B, H, T, S)
     dropout: float
-    in_order: bool  # whether every token stands at the position of its slot
+    standing: str  # where the tokens stand, one of places.STANDINGS
     frozen: Tensor | None = None  # (H, N, N), the probabilities that freeze() held
 
     @property
@@ -80,7 +75,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         return Choice("fused", "one bilinear term, whatever the positions")
     if torch.compiler.is_compiling():
         return Choice("plain", "compiling: the paths below look at what a mask holds")
-    if not call.in_order:
+    if call.standing == TOLD:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
         return Choice("plain", "each example has a bias of its own")
@@ -92,6 +87,8 @@ def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
         return Choice("frozen", "freeze() holds its probabilities")
     if path == "auto" and 1 < call.num_queries <= SHORT and not num_outer(synthesis):
         return Choice("plain", "so short that all pairs fit the cache")
+    if call.standing == COUNTED and _cannot_pack(call):
+        return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
     if synthesis.looks_at == "nothing":
         return Choice("table", "no token has a say")
     if call.dropout > 0.0:
@@ -108,6 +105,11 @@ def _is_held(call: Call) -> bool:
     return fits and call.bias is None
 
 
+def _cannot_pack(call: Call) -> bool:
+    """Whether moving the real tokens to the front would tear apart what belongs to their slots."""
+    return call.num_queries < call.num_keys or call.bias is not None or call.dropout > 0.0
+
+
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
     """The heads' outputs side by side, (B, T, D); None where the plain path has to be taken."""
     chosen = choose(synthesis, call, path).path
@@ -115,12 +117,23 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         return None
     if chosen == "frozen":
         assert call.frozen is not None
-        return frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
-    terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
+        held = frozen_attention(call.values, call.frozen, call.num_queries, call.causal)
+        return held.flatten(-2)
     if chosen == "fused":
+        terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
         return _fused(terms, call.values, *_visible(call))
+    sight = _sight(call)
+    call = replace(call, keys=sight.packed(call.keys), values=sight.packed(call.values))
+    terms = terms_of(synthesis, call.x, call.keys, call.num_keys)
     with torch.autocast(call.values.device.type, enabled=False):
-        return _by_table(terms, call) if chosen == "table" else _by_blocks(terms, call)
+        output = _by_table(terms, call, sight) if chosen == "table" else None
+        blocks = output is None and call.dropout == 0.0
+        return _by_blocks(terms, call, sight) if blocks else output
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether float32 on this device goes through the compiled kernel, where it fits."""
+    return kernel_for(torch.empty(0, device=device)) is not None
 
 
 def attend_across(
@@ -146,15 +159,23 @@ def _visible(call: Call) -> tuple[Tensor | None, bool]:
     return visible_keys(call.mask, call.causal, *sizes, call.x.device), False
 
 
-def _by_table(terms: Terms, call: Call) -> Tensor | None:
+def _by_table(terms: Terms, call: Call, sight: Sight) -> Tensor | None:
+    """One softmax for all examples; None where some example's share of it is no good."""
     logits = TableLogits(_whole_table(terms, call), *(terms.rank or (None, None)))
     if call.mask is None:
-        return attend_by_table(call.values, logits, call.causal, call.dropout)
-    return attend_by_masked_table(call.values, logits, call.causal, call.dropout, call.mask)
+        return shared_attention(call.values, logits, call.causal, call.dropout).flatten(-2)
+    if not sight.by_position(call.mask):
+        return None
+    real = call.mask.sort(-1, descending=True)[0]
+    output = masked_attention(call.values, logits, call.causal, call.dropout, real)
+    return None if output is None else sight.at_places(output.flatten(-2))
 
 
-def _by_blocks(terms: Terms, call: Call) -> Tensor:
-    dtype = call.values.dtype
+def _by_blocks(terms: Terms, call: Call, sight: Sight) -> Tensor:
+    dtype, weight = call.values.dtype, None
+    if terms.rank is None and call.bias is None:
+        weight = terms.weight
+        terms = replace(terms, weight=None)
     table = _whole_table(terms, call)
     if terms.rank is not None:
         product = terms.rank.left @ terms.rank.right.mT
@@ -162,7 +183,7 @@ def _by_blocks(terms: Terms, call: Call) -> Tensor:
     queries, keys = terms.bilinear or (None, None)
     tiled, repeated = terms.outer or (None, None)
     by_head = [
-        None if part is None else part.to(dtype).transpose(0, 1).contiguous()
+        None if part is None else part.to(dtype).transpose(0, 1)
         for part in (call.values, queries, keys, tiled, repeated)
     ]
     parts = Parts(
@@ -170,27 +191,30 @@ def _by_blocks(terms: Terms, call: Call) -> Tensor:
         queries=by_head[1],
         keys=by_head[2],
         table=None if table is None else table.to(dtype),
+        weight=None if weight is None else weight.to(dtype),
         offsets=None if terms.offsets is None else terms.offsets.to(dtype),
         tiled=by_head[3],
         repeated=by_head[4],
     )
-    view = View(call.causal, call.mask, None if call.mask is None else last_real(call.mask))
-    output = block_attention(parts, view, call.num_queries).permute(1, 2, 0, 3)
-    if call.mask is not None:
-        sees = sees_something(call.mask, call.causal, call.num_queries)
-        output = output.masked_fill(~sees[..., None, None], 0.0)
-    return output.flatten(-2)
+    return block_attention(parts, sight, call.num_queries).permute(1, 2, 0, 3).flatten(-2)
+
+
+def _sight(call: Call) -> Sight:
+    if call.standing == COUNTED:
+        assert call.mask is not None
+        return packed_sight(call.mask, call.causal)
+    return sight_of(call.mask, call.causal, call.num_queries, call.values)
 
 
 def _whole_table(terms: Terms, call: Call) -> Tensor | None:
     """The table that T queries read, with the bias added: (H, T, S)."""
     table = None
     if terms.table is not None:
-        table = corner(terms.table, call.num_queries, call.num_keys)
+        table = corner(terms.weighed_table(), call.num_queries, call.num_keys)
     if call.bias is None:
         return table
     bias = call.bias[0].expand(call.values.shape[1], call.num_queries, call.num_keys)
-    return bias if table is None else table + bias
+    return bias.contiguous() if table is None else table + bias
 
 
 def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:
@@ -201,5 +225,5 @@ def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:
         anything = next(synthesis.parameters(), None)
         x = torch.empty(0, length, 0) if anything is None else anything.new_empty(0, length, 0)
         terms = terms_of(synthesis, x, None, length)
-        table = None if terms.table is None else corner(terms.table, length, length)
+        table = None if terms.table is None else corner(terms.weighed_table(), length, length)
         return probabilities(TableLogits(table, *(terms.rank or (None, None))), causal)

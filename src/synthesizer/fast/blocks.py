@@ -6,7 +6,7 @@ Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be c
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synthesizer.fast.fused import attend_fused, fits
-from synthesizer.fast.parts import Parts, View
+from synthesizer.fast.kernel import Kernel, kernel_for
+from synthesizer.fast.parts import Parts
+from synthesizer.fast.sight import Sight
+from synthesizer.fast.softmax import Added, Rows, soften, soften_back
 
 CACHED = 2**18  # numbers of a block on a CPU: its logits and their gradient stay near the core
 ACCELERATED = 2**26  # on an accelerator a block need not fit a cache, and has to fill the device
@@ -23,11 +26,12 @@ NUM_BLOCKS, FEWEST_ROWS, MOST_ROWS = 8, 64, 256
 
 @dataclass(frozen=True)
 class Block:
-    """Some heads, examples and rows, and how many slots they can see."""
+    """Some heads, examples and rows, and the fewest and most keys that one of these rows sees."""
 
     heads: slice
     examples: slice
     rows: slice
+    fewest: int
     num_seen: int
 
     @property
@@ -41,29 +45,53 @@ class Block:
         return self.heads, self.examples, slice(0, self.num_seen)
 
 
-def block_attention(parts: Parts, view: View, num_queries: int) -> Tensor:
-    """softmax(sum of terms, masked) values: (H, B, T, K).
-
-    A row that may look at nothing looks at everything instead: the caller empties it.
-    """
-    output: Tensor = _BlockAttention.apply(view, num_queries, *parts.tensors())
+def block_attention(parts: Parts, sight: Sight, num_queries: int) -> Tensor:
+    """softmax(sum of terms over what is seen) values: (H, B, T, K); what sees nothing is zero."""
+    kernel = compiled(parts, num_queries)
+    laid = _laid_out(parts, kernel)
+    output: Tensor = _BlockAttention.apply(kernel, sight, num_queries, *laid.tensors())
     return output
+
+
+def compiled(parts: Parts, num_queries: int) -> Kernel | None:
+    """The compiled kernel, where it knows all these terms; a single row is not worth its while."""
+    assert parts.values is not None
+    alike = {tensor.dtype for tensor in parts.tensors() if tensor is not None}
+    known = parts.tiled is None and len(alike) == 1 and num_queries > 1
+    return kernel_for(parts.values) if known else None
+
+
+def _laid_out(parts: Parts, kernel: Kernel | None) -> Parts:
+    """The same as who computes it wants it: no gaps, for the kernel in the last axis alone."""
+    if kernel is None and parts.table is not None and parts.weight is not None:
+        parts = replace(parts, table=parts.table * parts.weight[:, None, None], weight=None)
+    return Parts(
+        *[
+            tensor
+            if tensor is None or (kernel is not None and tensor.stride(-1) == 1)
+            else tensor.contiguous()
+            for tensor in parts.tensors()
+        ]
+    )
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
-        view: View,
+        kernel: Kernel | None,
+        sight: Sight,
         num_queries: int,
         *tensors: Tensor | None,
     ) -> Tensor:
         parts = Parts(*tensors)
         ctx.save_for_backward(*tensors)
-        ctx.view, ctx.num_queries = view, num_queries
-        if fits(parts, view):
-            return attend_fused(parts, view, num_queries)
-        desk = Desk(parts, view, num_queries)
+        ctx.kernel, ctx.sight, ctx.num_queries = kernel, sight, num_queries
+        if kernel is not None:
+            return kernel.attend(parts, sight, num_queries)
+        if fits(parts, sight):
+            return attend_fused(parts, sight, num_queries)
+        desk = Desk(parts, sight, num_queries)
         output = torch.empty_like(desk.values[:, :, :num_queries])
         for block in desk.blocks():
             desk.look(block, output)
@@ -73,53 +101,69 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         parts = Parts(*ctx.saved_tensors)
-        desk = Desk(parts, ctx.view, ctx.num_queries)
         grads = Parts(
             *[
                 torch.zeros_like(tensor) if wanted and tensor is not None else None
-                for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[2:], strict=True)
+                for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[3:], strict=True)
             ]
         )
+        if ctx.kernel is not None:
+            ctx.kernel.attend_back(parts, ctx.sight, grad, grads)
+            return None, None, None, *grads.tensors()
+        desk = Desk(parts, ctx.sight, ctx.num_queries)
         grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
         for block in desk.blocks():
             desk.look_back(block, grad, grads)
-        return None, None, *grads.tensors()
+        return None, None, None, *grads.tensors()
 
 
 class Desk:
     """Where the blocks of one call are worked on: two sheets of paper, used again and again."""
 
-    def __init__(self, parts: Parts, view: View, num_queries: int) -> None:
+    def __init__(self, parts: Parts, sight: Sight, num_queries: int) -> None:
         assert parts.values is not None
-        self.parts, self.view, self.values = parts, view, parts.values
+        self.parts, self.sight, self.values = parts, sight, parts.values
         self.num_heads, self.batch, self.num_keys, _ = parts.values.shape
-        self.num_queries, self.first = num_queries, self.num_keys - num_queries
+        self.num_queries = num_queries
         self.period = 1 if parts.tiled is None else parts.tiled.shape[-1]
         self.sheets: list[Tensor | None] = [None, None]
 
     def blocks(self) -> Iterator[Block]:
         """Cut the work so that a block's logits fit the budget, rows of one head first."""
-        rows = min(max(FEWEST_ROWS, -(-self.num_queries // NUM_BLOCKS)), MOST_ROWS)
-        rows = rows if self.view.causal else MOST_ROWS
+        size = min(max(FEWEST_ROWS, -(-self.num_queries // NUM_BLOCKS)), MOST_ROWS)
+        size = size if self.sight.grows else MOST_ROWS
         budget = CACHED if self.values.device.type == "cpu" else ACCELERATED
-        pairs = max(1, budget // (min(rows, self.num_queries) * self.num_keys))
+        pairs = max(1, budget // (min(size, self.num_queries) * self.num_keys))
         heads, examples = max(1, pairs // self.batch), min(pairs, self.batch)
-        for head in range(0, self.num_heads, heads):
-            for example in range(0, self.batch, examples):
-                for row in range(0, self.num_queries, rows):
-                    yield self._block(head, heads, example, examples, row, rows)
+        rows = list(_slices(self.num_queries, size))
+        reaches = self._reaches(rows)
+        for head in _slices(self.num_heads, heads):
+            for example in _slices(self.batch, examples):
+                for row, reach in zip(rows, reaches, strict=True):
+                    yield Block(head, example, row, *_range(reach, example))
 
-    def _block(
-        self, head: int, heads: int, example: int, examples: int, row: int, rows: int
-    ) -> Block:
-        stop = min(row + rows, self.num_queries)
-        here = slice(example, min(example + examples, self.batch))
-        num_seen = self.first + stop if self.view.causal else self.num_keys
-        if self.view.lengths is not None:
-            num_seen = max(1, min(num_seen, max(self.view.lengths[here])))
-        return Block(
-            slice(head, min(head + heads, self.num_heads)), here, slice(row, stop), num_seen
-        )
+    def _reaches(self, rows: list[slice]) -> list[list[list[int]]]:
+        """For each of these rows and each example, the fewest and most keys seen."""
+        counts = self.sight.counts
+        if counts is None:
+            return [[[self.num_keys, self.num_keys]] for _ in rows]
+        each = [torch.stack(counts[:, row].aminmax(dim=1), -1) for row in rows]
+        return torch.stack(each).tolist()
+
+    def _rows(self, block: Block) -> Rows:
+        counts, places = self.sight.counts, self.sight.places
+        if counts is not None:
+            counts = counts[block.examples if len(counts) > 1 else slice(0, 1), block.rows]
+        if places is not None:
+            places = places[block.examples, block.rows]
+        return Rows(block.fewest, block.num_seen, counts, places)
+
+    def _added(self, block: Block, parts: Parts) -> Added:
+        """What all examples of a block share of terms, or of their gradients."""
+        table, offsets = parts.table, parts.offsets
+        if table is not None:
+            table = table[block.heads, block.rows if self.sight.places is None else slice(None)]
+        return Added(table, None if offsets is None else offsets[block.heads])
 
     def look(self, block: Block, output: Tensor) -> None:
         """Write the outputs of a block's rows."""
@@ -132,26 +176,18 @@ class Desk:
         if grads.values is not None:
             _add_transposed(grads.values[block.there], here, weights[..., :seen])
         down = self._sheet(1, block)
-        down[..., seen:] = 0.0
         _product(here, self.values[block.there].mT, down[..., :seen])
-        torch._softmax_backward_data(down, weights, -1, down.dtype, grad_input=down)
+        soften_back(down, weights, self._added(block, grads), self._rows(block))
         self._bilinear_gradients(block, down[..., :seen], grads)
-        if grads.table is not None:
-            grads.table[block.heads, block.rows, :seen] += down[..., :seen].sum(1)
-        if grads.offsets is not None:
-            grads.offsets[block.heads, :seen] += down[..., :seen].sum((1, 2))
         self._outer_gradients(block, down, weights, grads)
 
     def weights(self, block: Block) -> Tensor:
         """A block's probabilities: (heads, examples, rows, seen and what fills up its period)."""
-        logits, seen = self._sheet(0, block), block.num_seen
+        logits = self._sheet(0, block)
         self._write_products(block, logits)
-        if self.parts.table is not None:
-            logits[..., :seen] += self.parts.table[block.heads, None, block.rows, :seen]
-        if self.parts.offsets is not None:
-            logits[..., :seen] += self.parts.offsets[block.heads, None, None, :seen]
-        self._hide(block, logits)
-        return torch.softmax(logits, -1, out=logits)
+        fresh = self.parts.queries is None and self.parts.tiled is None
+        soften(logits, self._added(block, self.parts), self._rows(block), fresh)
+        return logits
 
     def _write_products(self, block: Block, logits: Tensor) -> None:
         queries, keys, tiled = self.parts.queries, self.parts.keys, self.parts.tiled
@@ -177,18 +213,6 @@ class Desk:
         width = logits.shape[-1] // self.period
         left = self.parts.tiled[block.here][..., None, :]
         return left, self.parts.repeated[block.here][..., :width, None]
-
-    def _hide(self, block: Block, logits: Tensor) -> None:
-        lowest, seen = torch.finfo(logits.dtype).min, block.num_seen
-        logits[..., seen:] = lowest
-        if self.view.mask is not None:
-            hidden = ~self.view.mask[block.examples, None, :seen]
-            logits[..., :seen].masked_fill_(hidden, lowest)
-        start = self.first + block.rows.start
-        if self.view.causal and start < seen:
-            num_rows = block.rows.stop - block.rows.start
-            future = torch.ones(num_rows, seen - start, dtype=torch.bool, device=logits.device)
-            logits[..., start:seen].masked_fill_(future.triu(1), lowest)
 
     def _bilinear_gradients(self, block: Block, down: Tensor, grads: Parts) -> None:
         queries, keys = self.parts.queries, self.parts.keys
@@ -227,6 +251,17 @@ class Desk:
         if sheet is None or sheet.numel() < size:
             sheet = self.sheets[index] = self.values.new_empty(size)
         return sheet[:size].view(shape)
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def _range(reach: list[list[int]], examples: slice) -> tuple[int, int]:
+    """The fewest and most keys that some examples see; at least one is computed."""
+    some = reach[examples] if len(reach) > 1 else reach
+    return min(low for low, _ in some), max(1, max(high for _, high in some))
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> None:

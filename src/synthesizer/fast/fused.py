@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.fast.parts import Parts, View
+from synthesizer.fast.parts import Parts
+from synthesizer.fast.sight import Sight
 from synthesizer.fast.table import row_blocks
 
 
-def fits(parts: Parts, view: View) -> bool:
+def fits(parts: Parts, sight: Sight) -> bool:
     """Whether the kernel computes this: it wants one width, and a bias that no example owns."""
     if parts.queries is None or parts.values is None or parts.tiled is not None:
         return False
     same_width = parts.queries.shape[-1] == parts.values.shape[-1]
-    return same_width and view.mask is None and parts.values.device.type == "cpu"
+    shared = sight.causal or sight.counts is None
+    return same_width and shared and parts.values.device.type == "cpu"
 
 
-def attend_fused(parts: Parts, view: View, num_queries: int) -> Tensor:
+def attend_fused(parts: Parts, sight: Sight, num_queries: int) -> Tensor:
     """softmax(queries keys^T + table + offsets) values: (H, B, T, K)."""
     values, queries, keys = parts.values, parts.queries, parts.keys
     assert values is not None
@@ -30,11 +32,11 @@ def attend_fused(parts: Parts, view: View, num_queries: int) -> Tensor:
     output = torch.empty_like(values[:, :, :num_queries])
     keys = keys.expand(-1, batch, -1, -1)
     blocks = [(slice(0, num_queries), num_keys)]
-    if view.causal:
+    if sight.causal:
         blocks = row_blocks(num_queries, num_keys, causal=True)
     for rows, seen in blocks:
         num_rows = rows.stop - rows.start
-        bias = _bias(parts, view, rows, seen)
+        bias = _bias(parts, sight.causal, rows, seen)
         output[:, :, rows] = F.scaled_dot_product_attention(
             queries[:, :, rows].transpose(0, 1),
             keys[:, :, :seen].transpose(0, 1),
@@ -45,7 +47,7 @@ def attend_fused(parts: Parts, view: View, num_queries: int) -> Tensor:
     return output
 
 
-def _bias(parts: Parts, view: View, rows: slice, seen: int) -> Tensor | None:
+def _bias(parts: Parts, causal: bool, rows: slice, seen: int) -> Tensor | None:
     """What is added to the products of a block: (H, rows or 1, seen).
 
     Detached: a bias that might want a gradient sends the whole call off the fused path.
@@ -54,7 +56,7 @@ def _bias(parts: Parts, view: View, rows: slice, seen: int) -> Tensor | None:
     if parts.offsets is not None:
         offsets = parts.offsets[:, None, :seen].detach()
         bias = offsets if bias is None else bias + offsets
-    if not view.causal:
+    if not causal:
         return bias
     num_rows, values = rows.stop - rows.start, parts.values
     assert values is not None

@@ -1,20 +1,8 @@
-"""The tensors of one call, terms and values, heads first; and what may be looked at.
-
-Letters as in terms.py.
-"""
+"""The tensors of one call, terms and values, heads first. Letters as in terms.py."""
 
 from dataclasses import dataclass, fields
 
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class View:
-    """What may be looked at."""
-
-    causal: bool
-    mask: Tensor | None = None  # (B, S), True where a token is real
-    lengths: tuple[int, ...] | None = None  # the slots of each example up to its last real one
 
 
 @dataclass
@@ -22,9 +10,10 @@ class Parts:
     """The terms of one call and the values, or their gradients."""
 
     values: Tensor | None = None  # (H, B, S, K)
-    queries: Tensor | None = None  # (H, B, T, W)
+    queries: Tensor | None = None  # (H, B or 1, T, W)
     keys: Tensor | None = None  # (H, B or 1, S, W)
     table: Tensor | None = None  # (H, T, S)
+    weight: Tensor | None = None  # (H,), what the table is multiplied by
     offsets: Tensor | None = None  # (H, S)
     tiled: Tensor | None = None  # (H, B, T, a)
     repeated: Tensor | None = None  # (H, B, T, b)

@@ -1,12 +1,8 @@
-"""Attention whose logits have no batch in them: one softmax for all examples, one product per head.
+"""The same weights for the values of every example: one softmax, one product per head, in torch.
 
 The values of all examples stand side by side, (H, S, B K), so that each head is one matrix product.
 Rows go in blocks: under causality a block ends at its own last row, and what lies beyond is neither
 read nor multiplied. Backward finds the blocks' probabilities kept: together at most one (H, T, S).
-
-With a mask m of real tokens, P = softmax over all that causality allows and
-    Y = (P (m V)) / (P m),
-exact while what an example sees of a row is no vanishing part of it: the caller is told otherwise.
 Letters as in synthesis.py.
 """
 
@@ -15,9 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
-
-from synthesizer.fast.padding import sees_something
 
 NUM_BLOCKS = 8
 FEWEST_ROWS = 64
@@ -48,35 +41,9 @@ class TableLogits(NamedTuple):
         return logits if self.table is None else logits + self.table[:, rows, :seen]
 
 
-def attend_by_table(
-    values: Tensor, logits: TableLogits, causal: bool, dropout: float = 0.0
-) -> Tensor:
-    """Every example's values (B, H, S, K) by the same weights: (B, T, H K)."""
-    if dropout > 0.0:
-        weights = _drop(probabilities(logits, causal), dropout).to(values.dtype)
-        return _apart(torch.bmm(weights, _beside(values)), values.shape[0]).flatten(-2)
-    if logits.shape[0] == 1 and not torch.is_grad_enabled():
-        return one_row(values, probabilities(logits, causal))
-    output = _TableAttention.apply(causal, _beside(values), *logits)
-    return _apart(output, values.shape[0]).flatten(-2)
-
-
-def attend_by_masked_table(
-    values: Tensor, logits: TableLogits, causal: bool, dropout: float, mask: Tensor
-) -> Tensor | None:
-    """The same where (B, S) mask hides keys; None where an example's share of a row vanishes."""
-    real = mask[:, None, :, None].to(values.dtype).expand(-1, values.shape[1], -1, -1)
-    if dropout > 0.0:
-        weights = probabilities(logits, causal).to(values.dtype)
-        share = _apart(torch.bmm(weights, _beside(real)), len(mask))
-        output = _apart(torch.bmm(_drop(weights, dropout), _beside(values * real)), len(mask))
-    else:
-        shown = _beside(torch.cat([values * real, real], -1))
-        both = _apart(_TableAttention.apply(causal, shown, *logits), len(mask))
-        output, share = both.split([values.shape[-1], 1], -1)
-    if _vanishes(share, sees_something(mask, causal, logits.shape[0])):
-        return None
-    return (output / torch.where(share > 0, share, 1.0)).flatten(-2)
+def attend_by_table(values: Tensor, logits: TableLogits, causal: bool) -> Tensor:
+    """Every example's values (B, H, S, K) by the same weights: (B, T, H, K)."""
+    return apart(_TableAttention.apply(causal, beside(values), *logits), len(values))
 
 
 def probabilities(logits: TableLogits, causal: bool) -> Tensor:
@@ -86,26 +53,6 @@ def probabilities(logits: TableLogits, causal: bool) -> Tensor:
     if causal and num_queries > 1:
         whole = whole.masked_fill(_future(whole), -torch.inf)
     return whole.softmax(-1)
-
-
-def frozen_attention(values: Tensor, weights: Tensor, num_queries: int, causal: bool) -> Tensor:
-    """Every example's values (B, H, S, K) by the (H, N, N) weights that were held: (B, T, H K)."""
-    num_keys = values.shape[2]
-    weights = weights[:, num_keys - num_queries : num_keys, :num_keys]
-    if num_queries == 1:
-        return one_row(values, weights)
-    beside = _beside(values)
-    output = values.new_empty(values.shape[1], num_queries, beside.shape[2])
-    for rows, seen in row_blocks(num_queries, num_keys, causal):
-        torch.bmm(weights[:, rows, :seen], beside[:, :seen], out=output[:, rows])
-    return _apart(output, values.shape[0]).flatten(-2)
-
-
-def one_row(values: Tensor, weights: Tensor) -> Tensor:
-    """A single query, (H, 1, S), as in decoding: the values stay as they are."""
-    batch, num_heads = values.shape[:2]
-    weights = weights.to(values.dtype).expand(batch, -1, -1, -1).flatten(0, 1)
-    return torch.bmm(weights, values.flatten(0, 1)).view(batch, 1, num_heads * values.shape[3])
 
 
 def row_blocks(num_queries: int, num_keys: int, causal: bool) -> list[tuple[slice, int]]:
@@ -217,22 +164,11 @@ def _future(block: Tensor) -> Tensor:
     return ones.triu(num_columns - num_rows + 1)
 
 
-def _drop(weights: Tensor, rate: float) -> Tensor:
-    """Drop weights; one draw serves the whole batch, as on the plain path."""
-    return weights * F.dropout(torch.ones_like(weights), rate)
-
-
-def _beside(values: Tensor) -> Tensor:
+def beside(values: Tensor) -> Tensor:
     """(B, H, S, K) -> (H, S, B K): the examples side by side."""
     return values.permute(1, 2, 0, 3).flatten(2)
 
 
-def _apart(output: Tensor, batch: int) -> Tensor:
+def apart(output: Tensor, batch: int) -> Tensor:
     """(H, T, B K) -> (B, T, H, K)."""
     return output.unflatten(-1, (batch, -1)).permute(2, 1, 0, 3)
-
-
-def _vanishes(share: Tensor, sees: Tensor) -> bool:
-    """Whether a row's weights on what an example sees, (B, T, H, 1), are too small to divide by."""
-    least = torch.finfo(share.dtype).tiny ** 0.5
-    return bool(((share < least) & sees[..., None, None]).any())

@@ -1,7 +1,8 @@
 """What the logits of a synthesis are made of: tables, bilinear terms and outer products.
 
-    logits[b,h,i,j] = table[h,i,j] + rows[h,i]·columns[h,j] + queries[b,h,i]·keys[b,h,j]
-                      + offsets[h,j] + tiled[b,h,i,j mod a] repeated[b,h,i,j div a]
+    logits[b,h,i,j] = weight[h] table[h,i,j] + rows[h,i]·columns[h,j]
+                      + queries[b,h,i]·keys[b,h,j] + offsets[h,j]
+                      + tiled[b,h,i,j mod a] repeated[b,h,i,j div a]
 
 Every synthesizing function is one of these terms, and a mixture scales and adds them. Nothing of
 (B, H, T, S) is written here. Tokens stand in their slots: T queries are the last of S keys.
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from synthesizer.fast.table import corner
 from synthesizer.synthesis import (
@@ -40,15 +42,16 @@ class Terms:
     """A sum of terms; what is None is not in it."""
 
     table: Tensor | None = None  # (H, T, S), or whole (H, N, N)
+    weight: Tensor | None = None  # (H,), what the table is multiplied by
     rank: Factors | None = None  # rows (H, T, R), columns (H, S, R)
     bilinear: Factors | None = None  # queries (B, H, T, W), keys (B or 1, H, S, W)
     offsets: Tensor | None = None  # (H, S)
     outer: Factors | None = None  # tiled (B, H, T, a), repeated (B, H, T, b)
 
-    @property
-    def batch_free(self) -> bool:
-        """Whether the tokens have no say."""
-        return self.bilinear is None and self.outer is None
+    def weighed_table(self) -> Tensor:
+        """The table times its weight, written out."""
+        assert self.table is not None
+        return self.table if self.weight is None else self.table * self.weight[:, None, None]
 
 
 class Scene(NamedTuple):
@@ -88,12 +91,14 @@ def is_known(synthesis: Synthesis) -> bool:
 
 def add(parts: Sequence[Terms]) -> Terms:
     """Add sums of terms; two outer products have no common form and are never asked for."""
-    tables = [part.table for part in parts if part.table is not None]
+    tables = [part for part in parts if part.table is not None]
     offsets = [part.offsets for part in parts if part.offsets is not None]
     outers = [part.outer for part in parts if part.outer is not None]
     assert len(outers) <= 1
+    alone = len(tables) == 1
     return Terms(
-        table=_sum(tables),
+        table=tables[0].table if alone else _sum([part.weighed_table() for part in tables]),
+        weight=tables[0].weight if alone else None,
         rank=_join([part.rank for part in parts if part.rank is not None]),
         bilinear=_join([part.bilinear for part in parts if part.bilinear is not None]),
         offsets=_sum(offsets),
@@ -117,7 +122,8 @@ def _dot(part: DotProduct, scene: Scene) -> Terms:
 def _table(part: Random | FixedRandom, scene: Scene) -> Terms:
     if scene.alpha is None:
         return Terms(table=part.table)
-    return Terms(table=scene.scale(corner(part.table, scene.x.shape[1], scene.num_keys)))
+    table = corner(part.table, scene.x.shape[1], scene.num_keys)
+    return Terms(table=table, weight=scene.alpha)
 
 
 def _factorized_table(part: FactorizedRandom, scene: Scene) -> Terms:
@@ -143,8 +149,8 @@ def _factorized_dense(part: FactorizedDense, scene: Scene) -> Terms:
 
 def _hidden(part: Dense | FactorizedDense, x: Tensor) -> Tensor:
     """relu(x W1 + b1) per head, (B, H, T, K), by one product for all heads."""
-    hidden = torch.einsum("btd,hdk->bthk", x, part.w1)
-    return (hidden + part.b1).relu_().transpose(1, 2)
+    hidden = F.linear(x, part.w1.mT.flatten(0, 1), part.b1.flatten())
+    return hidden.relu_().unflatten(-1, (len(part.w1), -1)).transpose(1, 2)
 
 
 _TERMS: dict[type, Callable[[Any, Scene], Terms]] = {

@@ -1,0 +1,197 @@
+"""The compiled kernel gives what the plain path gives, and what the blocks in torch give."""
+
+import runpy
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from synthesizer.attention import SyntheticAttention
+from synthesizer.errors import UserError
+from synthesizer.fast import kernel
+from test_fast import ANY_LENGTH, MASKS, mask_of, results
+from variants import TABLES, redrawn, tokens
+
+H, D = 3, 12
+KNOWN = [spec for spec in ANY_LENGTH if "factorized_dense" not in spec and spec != "dot"]
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(kernel.which, ("cc", "gcc", "clang"))) or kernel._gemm() is None,
+    reason="no C compiler, or a torch that shows no BLAS",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The kernel, compiled into a place of its own."""
+    path = tmp_path_factory.mktemp("kernel") / "kernel.so"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "built_path", lambda home: path)
+        assert kernel.build() == path
+    return path
+
+
+@pytest.fixture
+def built(library, monkeypatch):
+    """The kernel in use, on one thread, in small blocks; how often it was called."""
+    calls, threads = [], torch.get_num_threads()
+    monkeypatch.setattr(kernel, "built_path", lambda home: library)
+    monkeypatch.setattr(kernel, "CACHED", 400)
+    monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
+    monkeypatch.setattr(kernel, "FEWEST_ROWS", 5)
+    for name in ("attend", "attend_back"):
+        do = getattr(kernel.Kernel, name)
+        told = lambda *args, do=do, **given: (calls.append(do.__name__), do(*args, **given))[1]  # noqa: E731
+        monkeypatch.setattr(kernel.Kernel, name, told)
+    torch.set_num_threads(1)
+    kernel.loaded.cache_clear()
+    yield calls
+    torch.set_num_threads(threads)
+    kernel.loaded.cache_clear()
+
+
+def attention(spec, length, *, causal=False, max_len=None):
+    layer = SyntheticAttention(D, H, max_len or length, spec, causal=causal, path="fast")
+    layer = redrawn(layer).float()
+    for parameter in layer.parameters():  # so that float32 rounding is not amplified
+        parameter.data *= 0.5
+    return layer
+
+
+def assert_close(found, expected):
+    for name, right in expected.items():
+        atol = 2e-5 * max(1.0, float(right.abs().max()))
+        torch.testing.assert_close(
+            found[name], right, rtol=2e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", KNOWN)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", MASKS)
+def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
+    spec, causal, kind, built, monkeypatch
+):
+    for batch, length, longer in product((1, 3), (2, 23), (0, 2)):
+        layer = attention(spec, length, causal=causal, max_len=length + longer)
+        x, mask = tokens(batch, length, D).float(), mask_of(kind, batch, length)
+        built.clear()
+        found = results(layer, x, "fast", attention_mask=mask)
+        assert set(built) == {"attend", "attend_back"}
+        assert_close(found, results(layer, x, "plain", attention_mask=mask))
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "loaded", lambda home: None)
+            assert_close(found, results(layer, x, "fast", attention_mask=mask))
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", ["dense", "random+dot"])
+def test_the_kernel_adds_a_bias_and_its_gradient(spec, built):
+    layer, x, biases = attention(spec, 23), tokens(2, 23, D).float(), {}
+    for path in ("plain", "fast"):
+        layer.path, bias = path, tokens(1, H, 1, 23).float().requires_grad_()
+        layer(x, bias=bias).square().sum().backward()
+        biases[path] = {"bias": bias.grad}
+    assert_close(biases["fast"], biases["plain"])
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", TABLES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_reads_frozen_weights(spec, causal, built):
+    layer, x = attention(spec, 23, causal=causal).eval(), tokens(3, 23, D).float()
+    with torch.no_grad():
+        layer.path = "plain"
+        expected = layer(x)
+        layer.path = "fast"
+        layer.freeze()
+        built.clear()
+        assert_close({"output": layer(x)}, {"output": expected})
+    assert built == ["attend"]
+
+
+@needs_compiler
+def test_the_kernel_is_exact_where_logits_are_huge_or_hidden_by_infinity(built):
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    layer.synthesis.parts[0].table.data *= 1e4
+    bias = torch.zeros(1, H, 23, 23)
+    bias[..., 5:9] = -torch.inf
+    expected = results(layer, x, "plain", bias=bias)
+    assert_close(results(layer, x, "fast", bias=bias), expected)
+
+
+@needs_compiler
+def test_the_kernel_lets_no_nan_pass_for_a_number(built):
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    layer.synthesis.parts[0].table.data[0, 4, 7] = torch.nan
+    y = layer(x)
+    assert "attend" in built
+    assert y[:, 4].isnan().all()
+    assert not y[:, 3].isnan().any()
+
+
+@needs_compiler
+def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
+    assert kernel.kernel_for(torch.zeros(1)) is not None
+    assert kernel.kernel_for(torch.zeros(1, dtype=torch.float64)) is None
+    assert kernel.kernel_for(torch.zeros(1, dtype=torch.bfloat16)) is None
+    torch.set_num_threads(2)
+    assert kernel.kernel_for(torch.zeros(1)) is None
+
+
+@needs_compiler
+def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
+    runpy.run_module("synthesizer.fast", run_name="__main__")
+    path = Path(capsys.readouterr().out.strip())
+    assert path.parent == tmp_path / "cache"
+    assert path.exists()
+    assert kernel.loaded(str(tmp_path / "cache")) is not None
+
+
+def test_nothing_is_compiled_unasked(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
+    monkeypatch.setattr(kernel.subprocess, "run", None)
+    kernel.loaded.cache_clear()
+    assert kernel.kernel_for(torch.zeros(1)) is None
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    layer(x).sum().backward()
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_flag_is_another_kernel(monkeypatch):
+    first = kernel.built_path("here")
+    monkeypatch.setattr(kernel, "FLAGS", ("-O0",))
+    assert first.parent.name == "here"
+    assert kernel.built_path("here") != first
+
+
+@needs_compiler
+def test_a_backward_pass_goes_the_way_of_its_forward_pass(built):
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    expected = results(layer, x, "plain")
+    layer.path = "fast"
+    layer.zero_grad()
+    y = layer(x)
+    torch.set_num_threads(2)
+    spread = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)
+    (y * spread.float()).sum().backward()
+    assert built == ["attend", "attend_back"]
+    table = layer.synthesis.parts[0].table.grad
+    name = "synthesis.parts.0.table"
+    assert_close({name: table}, {name: expected[name]})
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(kernel, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"no C compiler was found \(cc, gcc, clang\); install one"):
+        kernel.build()
+
+
+def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernel, "which", lambda name: "false")
+    monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
+    with pytest.raises(UserError, match=r"false failed: .*; the torch path still works"):
+        kernel.build()
