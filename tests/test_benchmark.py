@@ -4,11 +4,9 @@ import csv
 import json
 
 import pytest
-import torch
 
 from synthesizer.benchmark import Plan, Timing, bench, explain, explaining
 from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
-from synthesizer.benchmark.clock import peak_bytes
 from synthesizer.benchmark.writing import write
 from synthesizer.errors import UserError
 
@@ -74,17 +72,6 @@ def test_what_is_saved_for_backward_is_counted_in_training_alone():
     kept = [saved_bytes(build_case("dot", setting)) for setting in settings]
     assert kept[0] > 0
     assert kept[1] is None
-
-
-def test_the_peak_of_memory_is_the_most_that_stands_at_once():
-    def work():
-        first = torch.zeros(1_000_000)
-        second = torch.zeros(2_000_000)
-        del first
-        return torch.zeros(500_000), second
-
-    for _ in range(2):  # a process that has had the memory before says the same
-        assert peak_bytes(work, torch.device("cpu")) == 4 * 3_000_000
 
 
 def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):

@@ -4,7 +4,6 @@ import torch
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, initialize_by_name
 from synthesizer.config import SynthesizerConfig
-from synthesizer.cost import peak_memory
 from synthesizer.decoding import NEW_TOKENS, PROMPTS, continuations, decode
 from synthesizer.models import MODELS
 from synthesizer.run import Run
@@ -64,17 +63,6 @@ def test_what_a_decoder_writes_stands_beside_how_the_text_goes_on(tmp_path, monk
     assert first["source"] + first["reference"] in text
     samples = (tmp_path / "run/samples.txt").read_text()
     assert samples.startswith(f"source: {first['source']}\nreference: {first['reference']}\noutput")
-
-
-def test_memory_is_of_tensors_alone_and_forgets_what_was_before():
-    torch.zeros(10_000_000).sum()
-    with peak_memory(CPU, held=100) as memory:
-        first = torch.ones(1000)
-        second = first + 1  # 8 kB stand
-        del first
-        del second
-        torch.ones(500)
-    assert memory.peak == pytest.approx(100 + 8000, abs=200)
 
 
 def test_a_run_says_what_its_training_needed_whatever_its_process_did_before(tmp_path):

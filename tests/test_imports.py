@@ -50,6 +50,7 @@ MEETING = [
     "interruption",
     "processes",
     "launch",
+    "meter",
     "evaluation",
     "building",
     "cost",

@@ -1,14 +1,7 @@
 """What a model costs: parameters by part, arithmetic and memory per token."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
@@ -64,39 +57,6 @@ def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
     with torch.device("meta"):
         model: SynthesizerPreTrainedModel = MODELS[str(config.kind)](config)
     return model.eval()
-
-
-@dataclass
-class Memory:
-    """The most bytes of tensors that stood at once; None where nobody can say."""
-
-    peak: int | None = None
-
-
-@contextmanager
-def peak_memory(device: torch.device, held: int) -> Iterator[Memory]:
-    """Watch the memory of tensors; `held` is what those take that stand already.
-
-    Not the process's memory: that is libraries for the most part, and what an allocator
-    keeps of earlier work.
-    """
-    memory = Memory()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield memory
-        memory.peak = torch.cuda.max_memory_allocated(device)
-    elif device.type == "cpu":
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would tell stderr that it starts
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            yield memory
-        found = profiler.profiler.kineto_results.events()
-        changes = [(e.start_ns(), e.nbytes()) for e in found if e.name() == MEMORY_EVENT_NAME]
-        live = [held]
-        for _, change in sorted(changes, key=lambda entry: entry[0]):
-            live.append(live[-1] + change)
-        memory.peak = max(live)
-    else:
-        yield memory
 
 
 def _cache_bytes(config: SynthesizerConfig, length: int) -> int:

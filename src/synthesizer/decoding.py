@@ -1,14 +1,13 @@
 """How fast a trained model writes: the same prompts and as many new tokens for every variant."""
 
-import time
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.evaluation import evaluating
+from synthesizer.meter import now
 from synthesizer.tasks.task import Task
 
 PROMPTS = 16  # decoded together
@@ -41,9 +40,9 @@ def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
     times: list[float] = []
     with evaluating(model):
         while len(times) < 2 or (len(times) <= ROUNDS and sum(times) < SECONDS):
-            begin = _now(model.device)
+            begin = now(model.device)
             output = model.generate(prompts, **given, **told)
-            times.append(_now(model.device) - begin)
+            times.append(now(model.device) - begin)
     return Decoded(len(prompts) * new / min(times), prompts, output[:, -new:])
 
 
@@ -60,11 +59,3 @@ def continuations(task: Task, batch: Batch, decoded: Decoded) -> list[dict[str, 
         for name, ids in texts.items()
     }
     return [dict(zip(spelled, row, strict=True)) for row in zip(*spelled.values(), strict=True)]
-
-
-def _now(device: torch.device) -> float:
-    """A single thread's own time, which other processes do not add to; else the wall clock's."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time() if alone else time.perf_counter()

@@ -5,7 +5,6 @@ that is random in a step is drawn from (seed, batch, process): a resume needs no
 """
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -21,13 +20,13 @@ from synthesizer.backbone import SynthesizerPreTrainedModel
 from synthesizer.batch import Batch
 from synthesizer.building import build_model, load_weights, stable_seed, unique_weights
 from synthesizer.checkpoint import numbered
-from synthesizer.cost import peak_memory
 from synthesizer.curves import Curves
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate
 from synthesizer.interruption import Interrupted, Interruption
 from synthesizer.keeping import Keeper
 from synthesizer.launch import autocast, open_accelerator
+from synthesizer.meter import now, peak_memory
 from synthesizer.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.progress import Pace, Progress, Quiet
 from synthesizer.recipe import Recipe
@@ -107,10 +106,10 @@ class Loop:
         batches = self.batches()
         pace = Pace(state.step)
         while state.step < train.steps and not self._is_out_of_patience():
-            begin = time.perf_counter()
+            begin = now(self.accelerator.device)
             take = self.take_measured_step if state.step == MEASURED else self.take_step
             asked = take(next(batches), interruption.asked)
-            pace.add(time.perf_counter() - begin, self.step_tokens)
+            pace.add(now(self.accelerator.device) - begin, self.step_tokens)
             last = state.step == train.steps
             if state.step % train.log_every == 0 or last:
                 self._log(pace)
@@ -162,10 +161,10 @@ class Loop:
         for kept in self.optimizer.state.values():
             standing += [value for value in kept.values() if isinstance(value, Tensor)]
         held = sum(tensor.nbytes for tensor in standing)
-        with peak_memory(self.accelerator.device, held) as memory:
+        with peak_memory(self.accelerator.device) as memory:
             stop = self.take_step(batches, asked)
-        if self.accelerator.is_main_process:
-            self.run.log_time(self.state.step, {"memory_bytes": memory.peak})
+        if self.accelerator.is_main_process and memory.peak is not None:
+            self.run.log_time(self.state.step, {"memory_bytes": held + memory.peak})
         return stop
 
     def batches(self) -> Iterator[list[Batch]]:

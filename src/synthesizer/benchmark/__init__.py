@@ -24,9 +24,10 @@ from synthesizer.benchmark.cases import (
     count_flops,
     saved_bytes,
 )
-from synthesizer.benchmark.clock import Timing, clock_name, gemm_rate, peak_bytes, time_in_turn
+from synthesizer.benchmark.clock import Timing, gemm_rate, time_in_turn
 from synthesizer.errors import UserError
 from synthesizer.fast import has_kernel
+from synthesizer.meter import clock_name, peak_memory
 
 BASELINE = "dot"
 VIEWS = ("causal", "full", "padded")
@@ -116,7 +117,7 @@ class Row:
     speed_high: float
     tokens_per_second: float
     saved_bytes: int | None
-    peak_bytes: int
+    peak_bytes: int | None
     flops: int | None
     gemm_fraction: float | None  # of this machine's rate for a large matrix product
 
@@ -146,7 +147,7 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
-        peaks = [peak_bytes(case.work, device) for case in cases]  # first: no gradient stands yet
+        peaks = [_peak(case, device) for case in cases]  # first: no gradient stands yet
         rounds = []
         for seconds in time_in_turn([case.work for case in cases], plan.rounds, device):
             rounds.append(seconds)
@@ -160,7 +161,15 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     return result
 
 
-def _row(case: Case, setting: Setting, timing: Timing, dot: Timing, peak: int, rate: float) -> Row:
+def _peak(case: Case, device: torch.device) -> int | None:
+    with peak_memory(device) as memory:
+        case.work()
+    return memory.peak
+
+
+def _row(
+    case: Case, setting: Setting, timing: Timing, dot: Timing, peak: int | None, rate: float
+) -> Row:
     speed, low, high = timing.speed_of(dot)
     flops = count_flops(case.name, setting) if setting.mode != "decode" else None
     return Row(

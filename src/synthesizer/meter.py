@@ -1,0 +1,60 @@
+"""Time and memory as work takes them, whatever else the machine does meanwhile."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+from torch.profiler import ProfilerActivity, profile
+
+
+def clock_name(device: torch.device) -> str:
+    """Which clock `now` reads: a single thread's own time, which other processes do not add to."""
+    return "processor time of one thread" if _is_one_thread(device) else "wall clock"
+
+
+def now(device: torch.device) -> float:
+    """Seconds of that clock, once the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.process_time() if _is_one_thread(device) else time.perf_counter()
+
+
+@dataclass
+class Memory:
+    """The most bytes that new tensors took at once; None where nobody can say."""
+
+    peak: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Memory]:
+    """Watch the memory of tensors beyond those that stand already.
+
+    Not the process's memory: that is libraries for the most part, and what an allocator
+    keeps of earlier work.
+    """
+    memory = Memory()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield memory
+        memory.peak = torch.cuda.max_memory_allocated(device) - before
+    elif device.type == "cpu":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would tell stderr that it starts
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield memory
+        found = profiler.profiler.kineto_results.events()
+        changes = [(e.start_ns(), e.nbytes()) for e in found if e.name() == MEMORY_EVENT_NAME]
+        ordered = sorted(changes, key=lambda change: change[0])
+        memory.peak = max(accumulate((size for _, size in ordered), initial=0))
+    else:
+        yield memory
+
+
+def _is_one_thread(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() == 1
