@@ -189,7 +189,7 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "clock": clock_name(device),
         "torch": torch.__version__,
-        "gemm_flops_per_second": rate,
+        "gemm_flops_per_second": round(rate),
         "kernel": "compiled" if has_kernel(device) else "none",
         "load_average": os.getloadavg()[0],
         "claims": "CUDA" if device.type == "cuda" else "CPU only",
