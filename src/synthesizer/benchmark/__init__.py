@@ -116,7 +116,7 @@ class Row:
     speed_high: float
     tokens_per_second: float
     saved_bytes: int | None
-    peak_bytes: int
+    peak_bytes: int | None
     flops: int | None
     gemm_fraction: float | None  # of this machine's rate for a large matrix product
 
@@ -146,7 +146,7 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
-        peaks = [peak_bytes(case.work, device) for case in cases]  # first: no gradient stands yet
+        peaks = [_peak(case, setting, device) for case in cases]  # first: no gradient stands yet
         rounds = []
         for seconds in time_in_turn([case.work for case in cases], plan.rounds, device):
             rounds.append(seconds)
@@ -160,7 +160,14 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     return result
 
 
-def _row(case: Case, setting: Setting, timing: Timing, dot: Timing, peak: int, rate: float) -> Row:
+def _peak(case: Case, setting: Setting, device: torch.device) -> int | None:
+    """The peak of memory; decoding is too many small steps to be watched."""
+    return None if setting.mode == "decode" else peak_bytes(case.work, device)
+
+
+def _row(
+    case: Case, setting: Setting, timing: Timing, dot: Timing, peak: int | None, rate: float
+) -> Row:
     speed, low, high = timing.speed_of(dot)
     flops = count_flops(case.name, setting) if setting.mode != "decode" else None
     return Row(

@@ -54,7 +54,7 @@ def cells(row: Row) -> list[str]:
         f"{row.best_seconds * 1e3:.1f}",
         f"{row.tokens_per_second:,.0f}",
         "" if row.saved_bytes is None else f"{row.saved_bytes / 1e6:.1f}",
-        f"{row.peak_bytes / 1e6:.1f}",
+        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.1f}",
         "" if row.gemm_fraction is None else f"{row.gemm_fraction:.0%}",
     ]
 
