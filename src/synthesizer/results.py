@@ -28,6 +28,7 @@ from synthesizer.cost import (
 from synthesizer.decoding import PROMPTS, Decoded, continuations, decode
 from synthesizer.errors import UserError
 from synthesizer.evaluation import evaluate, first_examples
+from synthesizer.fast import has_kernel
 from synthesizer.inspection import inspect, mean_sharpness
 from synthesizer.models import MODELS
 from synthesizer.progress import Progress
@@ -137,6 +138,7 @@ def measure_cost(
         "training_memory_bytes": memory[-1] if memory else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
+        "kernel": has_kernel(),
     }
 
 

@@ -147,7 +147,7 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
-        peaks = [_peak(case, device) for case in cases]  # first: no gradient stands yet
+        peaks = [_peak(case, setting, device) for case in cases]  # first: no gradient stands yet
         rounds = []
         for seconds in time_in_turn([case.work for case in cases], plan.rounds, device):
             rounds.append(seconds)
@@ -161,7 +161,10 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     return result
 
 
-def _peak(case: Case, device: torch.device) -> int | None:
+def _peak(case: Case, setting: Setting, device: torch.device) -> int | None:
+    """The peak of memory; decoding is too many small steps to be watched."""
+    if setting.mode == "decode":
+        return None
     with peak_memory(device) as memory:
         case.work()
     return memory.peak
@@ -198,7 +201,7 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "clock": clock_name(device),
         "torch": torch.__version__,
-        "gemm_flops_per_second": rate,
+        "gemm_flops_per_second": round(rate),
         "kernel": "compiled" if has_kernel(device) else "none",
         "load_average": os.getloadavg()[0],
         "claims": "CUDA" if device.type == "cuda" else "CPU only",

@@ -59,7 +59,7 @@ class Sight:
 
 def sight_of(mask: Tensor | None, causal: bool, num_queries: int, values: Tensor) -> Sight:
     """What a mask (B, S) of real tokens lets the last T slots see, where it hides only the end."""
-    if mask is None and not causal:
+    if mask is None and (num_queries == 1 or not causal):
         return Sight()
     first = values.shape[2] - num_queries
     counts = torch.arange(first + 1, values.shape[2] + 1, device=values.device)[None]
