@@ -138,7 +138,7 @@ def measure_cost(
         "training_memory_bytes": memory[-1] if memory else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
-        "kernel": has_kernel(),
+        "kernel": has_kernel(best_device()),
     }
 
 
