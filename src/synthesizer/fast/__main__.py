@@ -8,4 +8,5 @@ from synthesizer.fast.kernel import build
 try:
     sys.stdout.write(f"{build()}\n")
 except UserError as error:
-    sys.exit(f"synthesizer: error: {error}")
+    sys.stderr.write(f"synthesizer: error: {error}\n")
+    sys.exit(2)
