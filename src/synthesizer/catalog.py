@@ -30,7 +30,8 @@ def summarize(recipe: Recipe) -> Summary:
         f"+{recipe.model.num_decoder_layers}" if recipe.model.kind == "encoder_decoder" else ""
     )
     million = estimate_parameters(recipe) / 1e6
-    shape = f"{recipe.model.num_layers}{decoder} layers, d {recipe.model.d_model}"
+    depth = f"{recipe.model.num_layers}{decoder} layer{'' if recipe.model.num_layers == 1 else 's'}"
+    shape = f"{depth}, d {recipe.model.d_model}"
     seconds = estimate_flops(recipe) / CPU_THREAD
     return Summary(
         name=recipe.name,
