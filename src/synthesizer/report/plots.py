@@ -79,8 +79,8 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     near = 2 * margin
     axes.set_xscale("symlog", linthresh=near, linscale=1.2)
     axes.set_xlim(-1.4 * reach, 1.4 * reach)
-    decades = [10.0**power for power in range(-6, 7) if near * 1.5 < 10.0**power <= reach]
-    ticks = sorted({0.0, *decades[-2:], *(-value for value in decades[-2:]), margin, -margin})
+    decades = [10.0**power for power in range(-6, 7) if near <= 10.0**power <= reach] or [near]
+    ticks = sorted({0.0, *decades[-2:], *(-value for value in decades[-2:])})
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(_signed))
