@@ -224,6 +224,21 @@ def test_the_terms_of_a_spec_decide_its_path(spec, path):
     assert path_of(attention(spec), tokens(2, 7, D)) == path
 
 
+@pytest.mark.parametrize(
+    ("spec", "one", "few", "many"),
+    [
+        ("random", "table", "plain", "table"),
+        ("random+dot", "plain", "plain", "blocks"),
+        ("factorized_dense", "plain", "blocks", "blocks"),
+        ("dot", "fused", "fused", "fused"),
+    ],
+)
+def test_few_queries_are_taken_plainly_where_blocks_would_only_cost(spec, one, few, many):
+    layer = attention(spec, length=80, causal=True, path="auto")
+    found = [path_of(layer, tokens(2, length, D)) for length in (1, 64, 65)]
+    assert found == [one, few, many]
+
+
 def test_an_unknown_path_is_refused():
     with pytest.raises(UserError, match="path='quick'; choose from auto, fast, plain"):
         SyntheticAttention(D, H, 7, "random", path="quick")
