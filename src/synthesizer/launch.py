@@ -1,5 +1,8 @@
 """The processes and devices that a training was launched on."""
 
+import ctypes
+import platform
+
 import torch
 from accelerate import Accelerator
 
@@ -17,13 +20,26 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
         )
     if recipe.train.precision == "bfloat16" and _lacks_bfloat16():
         raise UserError("train.precision is bfloat16, which this GPU lacks; use float32")
-    return Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu:
+        _keep_freed_memory()
+    return Accelerator(mixed_precision="no", cpu=on_cpu)
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The precision of a training step: weights stay float32, and so does all evaluation."""
     lower = recipe.train.precision == "bfloat16"
     return torch.autocast(device.type, torch.bfloat16, enabled=lower)
+
+
+def _keep_freed_memory() -> None:
+    """Let blocks of up to 32 MB be used again: glibc returns each, and pays to fetch the next."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mmap_threshold, trim_threshold = -3, -1  # as malloc.h numbers them
+    libc = ctypes.CDLL(None)
+    libc.mallopt(mmap_threshold, 2**25)
+    libc.mallopt(trim_threshold, 2**30)
 
 
 def _lacks_bfloat16() -> bool:
