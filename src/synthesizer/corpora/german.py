@@ -32,7 +32,6 @@ PERSONAL = _table("""
     ihm ihr ihm ihnen
     -   -   -   -
 """)
-WHOSE = {"m": "dessen", "f": "deren", "n": "dessen", "p": "deren"}
 
 _LIKE_DER = _table("""
     er e  es e

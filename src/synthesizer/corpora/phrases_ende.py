@@ -8,7 +8,6 @@ from synthesizer.corpora import verbs_ende as verbs
 from synthesizer.corpora.german import (
     PERSONAL,
     RELATIVE,
-    WHOSE,
     Noun,
     adjective,
     contracted,
@@ -103,7 +102,7 @@ class Phrases:
     def person(self, case: str, depth: int = 1, noun: Noun | None = None) -> Phrase:
         """Someone, perhaps with a relative clause (depth 1) or two people (a plural)."""
         noun = noun or self.rng.choice(self.people)
-        if depth and self.chance(0.1):
+        if depth and self.chance(0.03):
             one = self.person(case, 0, noun)
             two = self.person(case, 0, self._someone_else(noun))
             return Phrase(f"{one.en} and {two.en}", f"{one.de} und {two.de}", "p", "they")
@@ -127,7 +126,7 @@ class Phrases:
             (en, de), noun = self.rng.choice(_ON_SURFACES), self.rng.choice(self.surfaces)
             phrase = self._noun_phrase(noun, case, "thing", 0)
         onto = "to" * (onward and en in ("in", "on"))
-        further = self.where("dat") if case == "acc" and self.chance(0.15) else ("", "")
+        further = self.where("dat") if case == "acc" and self.chance(0.03) else ("", "")
         return f"{en}{onto} {phrase.en} {further[0]}", f"{contracted(de, phrase.de)} {further[1]}"
 
     def stuff(self, case: str) -> tuple[str, str]:
@@ -139,10 +138,10 @@ class Phrases:
 
     def _noun_phrase(self, noun: Noun, case: str, kind: str, depth: int) -> Phrase:
         is_person = kind == "person"
-        gender = "p" if self.chance(0.2) else noun.gender
+        gender = "p" if self.chance(0.12) else noun.gender
         en, de, after = self._determiner(case, gender)
         owner = None
-        if self.chance(0.3 if depth else 0.1):
+        if depth and self.chance(0.1):
             owner = self._owner(noun)
             en, de, after = f"{owner.en}'s", determiner("the", case, gender), "the"
         named = self._named(noun, case, gender, kind, after)
@@ -155,7 +154,7 @@ class Phrases:
         """Up to two adjectives and the noun, as they stand after a determiner."""
         known = self.adjectives[kind]
         groups = (known.first, known.second)
-        described = [self.rng.choice(group) for group in groups if self.chance(0.35)]
+        described = [self.rng.choice(group) for group in groups if self.chance(0.15)]
         english = noun.english_plural if gender == "p" else noun.english
         german = noun.plural_form(case) if gender == "p" else noun.singular(case)
         stems = [adjective(stem, after, case, gender) for _, stem in described]
@@ -163,8 +162,8 @@ class Phrases:
 
     def _determiner(self, case: str, gender: str) -> tuple[str, str, str]:
         """English and German, and what the adjective's ending goes by: numbers do not count."""
-        if gender == "p" and self.chance(0.15):
-            number = self.rng.choice((*range(2, 10), *range(20, 100)))
+        if gender == "p" and self.chance(0.1):
+            number = self.rng.choice((*range(2, 10), *range(20, 40)))
             return _english_number(number), number_word(number), ""
         if gender == "p":
             english = self.rng.choices(("the", "these", "no", "my"), (8, 1, 1, 1))[0]
@@ -186,12 +185,12 @@ class Phrases:
         return Phrase(f"the {english}", german, noun.gender, "it")
 
     def _extended(self, phrase: Phrase, *, is_person: bool) -> Phrase:
-        if self.chance(0.1):
+        if self.chance(0.03):
             en, de = self._relative_clause(phrase, is_person=is_person)
             return Phrase(
                 f"{phrase.en} {en}", f"{phrase.de} , {de} ,", phrase.gender, phrase.pronoun, True
             )
-        if self.chance(0.1):
+        if self.chance(0.03):
             en, de = self._attached(is_person=is_person)
             return Phrase(f"{phrase.en} {en}", f"{phrase.de} {de}", phrase.gender, phrase.pronoun)
         return phrase
@@ -209,7 +208,7 @@ class Phrases:
     def _relative_clause(self, head: Phrase, *, is_person: bool) -> tuple[str, str]:
         """A clause whose pronoun has the gender of its head and the case of its own verb."""
         if is_person:
-            return self.rng.choice((self._who, self._whom, self._whose))(head)
+            return self.rng.choice((self._who, self._whom))(head)
         return self.rng.choice((self._that_is, self._that))(head)
 
     def _who(self, head: Phrase) -> tuple[str, str]:
@@ -240,11 +239,3 @@ class Phrases:
         english, german = ("are", "sind") if head.is_plural else ("is", "ist")
         en, de = self.where("dat")
         return f"that {english} {en}", f"{RELATIVE['nom', head.gender]} {de} {german}"
-
-    def _whose(self, head: Phrase) -> tuple[str, str]:
-        noun = self.rng.choice(self.animals)
-        english, german = self._named(noun, "nom", noun.gender, "animal", "")
-        does = conjugate(self.rng, self.rng.choice(verbs.STAYING), plural=False)
-        en, de = self.where("dat")
-        relative = WHOSE[head.gender]
-        return f"whose {english} {does.en} {en}", f"{relative} {german} {de} {does.final}"

@@ -33,74 +33,46 @@ def _verb(line: str) -> Verb:
 OF_ANYTHING = _verbs("""
     sees see saw : sieht sehen gesehen
     finds find found : findet finden gefunden
-    draws draw drew : zeichnet zeichnen gezeichnet
     loves love loved : liebt lieben geliebt
-    needs need needed : braucht brauchen gebraucht
     forgets forget forgot : vergisst vergessen vergessen
-    knows know knew : kennt kennen gekannt
-    looks look looked for : sucht suchen gesucht
-    looks look looked at : an|schaut anschauen angeschaut
-    brings bring brought back : zurück|bringt zurückbringen zurückgebracht
     takes take took along : mit|nimmt mitnehmen mitgenommen
 """)
 OF_A_PERSON = _verbs("""
     praises praise praised : lobt loben gelobt
-    greets greet greeted : begrüßt begrüßen begrüßt
     visits visit visited : besucht besuchen besucht
-    asks ask asked : fragt fragen gefragt
     invites invite invited : ein|lädt einladen eingeladen
     calls call called : an|ruft anrufen angerufen
-    laughs laugh laughed at : aus|lacht auslachen ausgelacht
 """)
 OF_A_THING = _verbs("""
     buys buy bought : kauft kaufen gekauft
     sells sell sold : verkauft verkaufen verkauft
-    repairs repair repaired : repariert reparieren repariert
     steals steal stole : stiehlt stehlen gestohlen
     cleans clean cleaned : putzt putzen geputzt
-    hides hide hid : versteckt verstecken versteckt
     picks pick picked up : auf|hebt aufheben aufgehoben
     throws throw threw away : weg|wirft wegwerfen weggeworfen
-    tries try tried out : aus|probiert ausprobieren ausprobiert
 """)
 WITH_DATIVE = _verbs("""
     helps help helped : hilft helfen geholfen
     thanks thank thanked : dankt danken gedankt
     follows follow followed : folgt folgen gefolgt*
-    trusts trust trusted : vertraut vertrauen vertraut
-    answers answer answered : antwortet antworten geantwortet
     listens listen listened to : zu|hört zuhören zugehört
 """)
 GIVING = _verbs("""
     gives give gave : gibt geben gegeben
     shows show showed : zeigt zeigen gezeigt
-    sends send sent : schickt schicken geschickt
     promises promise promised : verspricht versprechen versprochen
 """)
 PUTTING_DOWN = _verbs("places place placed : legt legen gelegt")
 PUTTING_UP = _verbs("places place placed : stellt stellen gestellt")
-MOVING_THINGS = _verbs("""
-    throws throw threw : wirft werfen geworfen
-    pushes push pushed : schiebt schieben geschoben
-""")
+MOVING_THINGS = _verbs("throws throw threw : wirft werfen geworfen")
 STAYING = _verbs("""
     sleeps sleep slept : schläft schlafen geschlafen
     waits wait waited : wartet warten gewartet
-    works work worked : arbeitet arbeiten gearbeitet
-    sings sing sang : singt singen gesungen
     dances dance danced : tanzt tanzen getanzt
 """)
 GOING = _verbs("""
     goes go went : geht gehen gegangen*
     runs run ran : läuft laufen gelaufen*
-    jumps jump jumped : springt springen gesprungen*
-""")
-SAYING = _verbs("""
-    says say said : sagt sagen gesagt
-    thinks think thought : denkt denken gedacht
-    knows know knew : weiß wissen gewusst
-    hopes hope hoped : hofft hoffen gehofft
-    forgets forget forgot : vergisst vergessen vergessen
 """)
 
 MODALS = [
@@ -113,10 +85,26 @@ MODALS = [
 ANY_TIME = [("today", "heute"), ("often", "oft"), ("secretly", "heimlich"), ("again", "wieder")]
 PRESENT_TIME = [("now", "jetzt"), ("soon", "bald")]
 PAST_TIME = [("yesterday", "gestern"), ("recently", "neulich")]
+
+
+@dataclass(frozen=True)
+class Conjunction:
+    """What makes a clause subordinate; in German that clause always opens the sentence or never."""
+
+    english: str
+    german: str
+    opens: bool
+    of_the_past: str = ""
+
+
 CONJUNCTIONS = [
-    ("because", "weil"),
-    ("although", "obwohl"),
-    ("while", "während"),
-    ("before", "bevor"),
-    ("until", "bis"),
+    Conjunction("since", "da", opens=True),
+    Conjunction("if", "falls", opens=True),
+    Conjunction("as soon as", "sobald", opens=True),
+    Conjunction("when", "wenn", opens=True, of_the_past="als"),
+    Conjunction("because", "weil", opens=False),
+    Conjunction("although", "obwohl", opens=False),
+    Conjunction("while", "während", opens=False),
+    Conjunction("before", "bevor", opens=False),
+    Conjunction("until", "bis", opens=False),
 ]
