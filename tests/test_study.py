@@ -230,6 +230,10 @@ def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
         values = [trial["validation"] for trial in record["trials"]]
         assert [trial["run"][-6:] for trial in record["trials"]] == ["trial1", "trial2"]
         assert len(values) == 2
+        results = [Run(asked.out / trial["run"]).result() for trial in record["trials"]]
+        assert [result["split"] for result in results] == ["validation"] * 2
+        assert [result["metrics"]["bits_per_byte"] for result in results] == pytest.approx(values)
+        assert Run(plan.path(row, 1)).result()["split"] == "test"
         chosen = record["trials"][values.index(min(values))]["changes"]
         train = Run(plan.path(row, 1)).recipe().train
         assert [f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"] == chosen

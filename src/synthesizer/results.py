@@ -1,4 +1,4 @@
-"""The end of a run: choose the weights, measure them on test, and write what others read."""
+"""The end of a run: choose the weights, measure them, and write what others read."""
 
 import json
 from dataclasses import replace
@@ -60,8 +60,9 @@ def finish(
     last: int,
     progress: Progress,
     device: torch.device,
+    split: str,
 ) -> dict[str, Any]:
-    """Offer the best, last and averaged weights, score the chosen ones on test, write the rest."""
+    """Offer the best, last and averaged weights, score the chosen ones, write the rest."""
     folder = run.checkpoints
     _offer(folder, "last", read_weights(checkpoint_path(folder, "step", last)))
     _offer(folder, "best", read_weights(checkpoint_path(folder, "best", best)))
@@ -73,12 +74,12 @@ def finish(
     start = build_model(recipe, task.tokenizer, task.labels)
     model = build_model(recipe, task.tokenizer, task.labels)
     load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
-    progress.say(f"training is done; measuring the {chosen} weights on test")
-    evaluation = evaluate(model.to(device), task, "test", recipe.evaluate)
+    progress.say(f"training is done; measuring the {chosen} weights on {split}")
+    evaluation = evaluate(model.to(device), task, split, recipe.evaluate)
     scores = evaluation.scores
-    first = first_examples(task, "test", PROMPTS)
+    first = first_examples(task, split, PROMPTS)
     decoded = decode(model, first) if task.decodes else None
-    arrays = inspect(start, model.cpu(), first_examples(task, "test", INSPECTED).inputs)
+    arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
     run.write_arrays("statistics.npz", scores.statistics)
     run.write_arrays("attention.npz", arrays)
     if decoded is not None and task.kind == "decoder":
@@ -86,6 +87,7 @@ def finish(
     run.write("samples.txt", _samples_text(scores.samples))
     result = {
         **describe_result(recipe, task, scores),
+        "split": split,
         "steps_per_token": evaluation.steps_per_token or None,
         "checkpoint": chosen,
         "best_step": best,
@@ -200,7 +202,7 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             f"recipe {result['recipe_hash']}, {result['steps']} steps.",
             "Load it after `import synthesizer.models`, with the Auto class of its task.",
             "",
-            "| metric (test) | value | signature |",
+            f"| metric ({result['split']}) | value | signature |",
             "|---|---|---|",
             *metrics,
             "",

@@ -38,7 +38,7 @@ class Job:
     row: int
     recipe: Recipe
     path: Path
-    split: str = "test"  # whose score it is run for
+    split: str = "test"  # what it is measured on: a trial never sees test
 
     @property
     def name(self) -> str:
@@ -152,7 +152,10 @@ def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool)
 
 
 def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
-    orders = [{"do": "train", "recipe": dump(job.recipe), "path": str(job.path)} for job in jobs]
+    orders = [
+        {"do": "train", "recipe": dump(job.recipe), "path": str(job.path), "split": job.split}
+        for job in jobs
+    ]
     for place, event in crew.work(orders):
         job, kind = jobs[place], event["event"]
         if kind == "tick":

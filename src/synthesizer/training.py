@@ -53,9 +53,14 @@ class State:
 
 
 def fit(
-    recipe: Recipe, run: Run, progress: Progress | None = None, *, tensorboard: bool = False
+    recipe: Recipe,
+    run: Run,
+    progress: Progress | None = None,
+    *,
+    tensorboard: bool = False,
+    split: str = "test",
 ) -> dict[str, Any]:
-    """Train a recipe to its last step, resuming what run holds; return the result."""
+    """Train a recipe to its last step, resuming what run holds; return its result on a split."""
     run.claim(recipe)
     if run.is_finished:
         return run.result()
@@ -75,7 +80,7 @@ def fit(
         if not main:
             return {}
         best, last = loop.state.best_step, loop.state.step
-        return finish(recipe, run, task, best, last, progress, accelerator.device)
+        return finish(recipe, run, task, best, last, progress, accelerator.device, split)
 
 
 class Loop:

@@ -196,13 +196,13 @@ def _prepare(wire: Wire, recipe: str) -> Message:
     }
 
 
-def _train(wire: Wire, recipe: str, path: str) -> Message:
-    """One run, resumed where it stands."""
+def _train(wire: Wire, recipe: str, path: str, split: str) -> Message:
+    """One run, resumed where it stands, and measured on a split."""
     from synthesizer.recipe import parse_recipe
     from synthesizer.run import Run
     from synthesizer.training import fit
 
-    return {"result": fit(parse_recipe(recipe), Run(path), wire)}
+    return {"result": fit(parse_recipe(recipe), Run(path), wire, split=split)}
 
 
 WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}
