@@ -13,9 +13,9 @@ from synthesizer.batch import (
     corrupted_lengths,
     label_batch,
     num_windows,
+    own_part,
     pair_batch,
     probe_batch,
-    silence,
     uncorrupted_length,
     window,
     window_batch,
@@ -76,12 +76,26 @@ def test_a_probe_is_asked_for_target_i_at_output_i():
     assert batch.num_targets == 1
 
 
-def test_a_silent_batch_has_the_shape_and_no_target():
-    batch = pair_batch(ROWS, ROWS, indices=PLACES, pad=0)
-    silent = silence(batch)
-    assert torch.equal(silent.inputs["input_ids"], batch.inputs["input_ids"])
-    assert silent.inputs["labels"].unique().tolist() == [IGNORED]
-    assert (silent.num_targets, silent.num_tokens, silent.indices) == (0, 0, ())
+def batch_of(examples):
+    rows = [ROWS[i % 2] for i in examples]
+    return pair_batch(rows, rows, indices=examples, pad=0)
+
+
+@given(st.integers(1, 20), st.integers(1, 7))
+def test_processes_share_a_batch_without_overlap(examples, world):
+    whole = np.random.default_rng(0).permutation(examples)
+    parts = [own_part(whole, batch_of, rank, world) for rank in range(world)]
+    sizes = [len(part.indices) for part in parts]
+    assert sorted(i for part in parts for i in part.indices) == list(range(examples))
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(part.num_targets for part in parts) == batch_of(whole).num_targets
+
+
+def test_a_process_without_an_example_computes_one_that_counts_for_nothing():
+    first, idle = (own_part(np.array([1]), batch_of, rank, 2) for rank in range(2))
+    assert torch.equal(idle.inputs["input_ids"], first.inputs["input_ids"])
+    assert idle.inputs["labels"].unique().tolist() == [IGNORED]
+    assert (idle.num_targets, idle.num_tokens, idle.indices) == (0, 0, ())
 
 
 def test_corruption_of_512_tokens_has_the_lengths_of_t5():

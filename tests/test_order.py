@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.order import Order, in_order, share
+from synthesizer.order import Order, in_order
 
 LENGTHS = np.random.default_rng(0).integers(2, 50, size=(300, 2))
 
@@ -74,11 +73,3 @@ def test_in_order_leaves_the_order():
     batches = in_order(LENGTHS, 500)
     assert np.concatenate(batches).tolist() == list(range(300))
     assert all(cost(batch) <= 500 for batch in batches if len(batch) > 1)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_ranks_share_a_batch_without_overlap(world):
-    for batch in order().epoch(0):
-        parts = [share(batch, rank, world) for rank in range(world)]
-        assert sorted(np.concatenate(parts)) == sorted(batch)
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1

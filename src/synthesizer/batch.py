@@ -3,7 +3,7 @@
 Letters: B batch, T tokens. Targets that are not scored are -100.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,11 +97,18 @@ def probe_batch(
     return _decoder_batch(inputs, _pad(shifted, IGNORED), indices, pad)
 
 
-def silence(batch: Batch) -> Batch:
-    """The same computation with no target, for a process that has no example of its own."""
-    labels = torch.full_like(batch.inputs["labels"], IGNORED)
-    inputs = {**batch.inputs, "labels": labels}
-    return replace(batch, inputs=inputs, num_targets=0, num_tokens=0, indices=())
+def own_part(examples: Array, make: Callable[[Array], Batch], rank: int, world: int) -> Batch:
+    """The batch of one of `world` processes: every world-th example of a global batch.
+
+    Parts may differ in size by one. A process that is left without an example computes the first
+    with no target, so that all take the same steps.
+    """
+    mine = examples[rank::world]
+    if len(mine):
+        return make(mine)
+    idle = make(examples[:1])
+    inputs = {**idle.inputs, "labels": torch.full_like(idle.inputs["labels"], IGNORED)}
+    return replace(idle, inputs=inputs, num_targets=0, num_tokens=0, indices=())
 
 
 def num_windows(tokens: int, stride: int) -> int:

@@ -72,15 +72,6 @@ def in_order(lengths: Array, batch_tokens: int) -> list[Array]:
     return np.split(np.arange(len(lengths)), _cut(lengths, batch_tokens))
 
 
-def share(batch: Array, rank: int, world: int) -> Array:
-    """The part of a global batch that one of `world` processes takes: every world-th example.
-
-    Parts may differ in size by one. A batch of fewer examples than processes leaves some without:
-    batch.silence gives those something to compute that counts for nothing.
-    """
-    return batch[rank::world]
-
-
 def _pools(groups: Array, cap: int | None) -> tuple[Array, Array]:
     """First place and size of the stretch of ranked examples that each slot of an epoch draws from.
 

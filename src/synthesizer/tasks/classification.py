@@ -1,6 +1,7 @@
 """Text classification: topics, sentiment, and the answers of ListOps."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch, label_batch, silence
+from synthesizer.batch import Batch, label_batch, own_part
 from synthesizer.columns import infer_labels, label_number, label_of, text_of
 from synthesizer.encoded import Entry
 from synthesizer.metrics import (
@@ -17,7 +18,7 @@ from synthesizer.metrics import (
     macro_f1_from_statistics,
     score,
 )
-from synthesizer.order import Order, in_order, share
+from synthesizer.order import Order, in_order
 from synthesizer.recipe import Recipe
 from synthesizer.sources import SPLITS, Row, Source
 from synthesizer.tasks.pairs import SHOWN, load_ragged, store_ragged
@@ -51,12 +52,7 @@ class Classification:
         lengths = load_ragged(self._arrays, "train.text").lengths[:, None]
         budget, seed = self._recipe.train.batch_tokens, self._recipe.seed
         for _, batch in Order(lengths, batch_tokens=budget, seed=seed).batches(start):
-            mine = share(batch, rank, world)
-            yield (
-                self._batch("train", mine)
-                if len(mine)
-                else silence(self._batch("train", batch[:1]))
-            )
+            yield own_part(batch, partial(self._batch, "train"), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Each example once, in order."""

@@ -1,15 +1,15 @@
 """Language modelling: the next token of a stream; perplexity per token and word, bits per byte."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.batch import Batch, silence, window, window_batch
+from synthesizer.batch import Batch, own_part, window, window_batch
 from synthesizer.metrics import language_model_statistics, score
-from synthesizer.order import share
 from synthesizer.recipe import Recipe
 from synthesizer.tasks.stream import Stream
 from synthesizer.tasks.task import Outputs, Scores
@@ -38,12 +38,7 @@ class LanguageModeling:
     def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Endless batches of windows in random order."""
         for _, stream, windows in self._stream.train(start, self._length):
-            mine = share(windows, rank, world)
-            yield (
-                self._batch(stream, mine)
-                if len(mine)
-                else silence(self._batch(stream, windows[:1]))
-            )
+            yield own_part(windows, partial(self._batch, stream), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Each window once, in order."""

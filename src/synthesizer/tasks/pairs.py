@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch, Ragged, pair_batch, silence
+from synthesizer.batch import Batch, Ragged, own_part, pair_batch
 from synthesizer.encoded import Entry
 from synthesizer.metrics import score, train_vectors
-from synthesizer.order import Order, in_order, share
+from synthesizer.order import Order, in_order
 from synthesizer.recipe import Recipe
 from synthesizer.sources import SPLITS, Row, Source
 from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare, side_of
@@ -165,15 +166,7 @@ def share_pairs(
 ) -> Iterator[Batch]:
     """This rank's part of every batch of an order."""
     for _, batch in order.batches(start):
-        mine = share(batch, rank, world)
-        indices = mine if len(mine) else batch[:1]
-        pairs = pair_batch(
-            [sources[i] for i in indices],
-            [targets[i] for i in indices],
-            indices=indices,
-            pad=tokenizer.pad_token_id,
-        )
-        yield pairs if len(mine) else silence(pairs)
+        yield own_part(batch, partial(_pair_batch, sources, targets, tokenizer), rank, world)
 
 
 def pairs_in_order(
@@ -182,12 +175,18 @@ def pairs_in_order(
     """Every pair once, in order."""
     lengths = np.column_stack([sources.lengths, targets.lengths])
     for indices in in_order(lengths, batch_tokens):
-        yield pair_batch(
-            [sources[i] for i in indices],
-            [targets[i] for i in indices],
-            indices=indices,
-            pad=tokenizer.pad_token_id,
-        )
+        yield _pair_batch(sources, targets, tokenizer, indices)
+
+
+def _pair_batch(
+    sources: Ragged, targets: Ragged, tokenizer: PreTrainedTokenizerFast, indices: Array
+) -> Batch:
+    return pair_batch(
+        [sources[i] for i in indices],
+        [targets[i] for i in indices],
+        indices=indices,
+        pad=tokenizer.pad_token_id,
+    )
 
 
 def store_ragged(arrays: dict[str, Array], name: str, ragged: Ragged) -> None:

@@ -1,6 +1,7 @@
 """Probes: sequences with a known answer at each scored position, `_` elsewhere."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import IGNORED, Batch, Ragged, probe_batch, silence
+from synthesizer.batch import IGNORED, Batch, Ragged, own_part, probe_batch
 from synthesizer.columns import BadRow, text_of
 from synthesizer.encoded import Entry
 from synthesizer.errors import UserError
 from synthesizer.metrics import score
-from synthesizer.order import Order, in_order, share
+from synthesizer.order import Order, in_order
 from synthesizer.recipe import Recipe
 from synthesizer.sources import SPLITS, Row, Source
 from synthesizer.tasks.pairs import load_ragged, store_ragged
@@ -48,12 +49,7 @@ class Probe:
         lengths = load_ragged(self._arrays, "train.input").lengths[:, None]
         budget, seed = self._recipe.train.batch_tokens, self._recipe.seed
         for _, batch in Order(lengths, batch_tokens=budget, seed=seed).batches(start):
-            mine = share(batch, rank, world)
-            yield (
-                self._batch("train", mine)
-                if len(mine)
-                else silence(self._batch("train", batch[:1]))
-            )
+            yield own_part(batch, partial(self._batch, "train"), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Each sequence once, in order."""

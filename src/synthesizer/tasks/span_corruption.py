@@ -1,6 +1,7 @@
 """Span corruption: T5's pretraining, which fills in what was cut out of a text."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from synthesizer.batch import (
     Batch,
     corrupt,
     corrupted_lengths,
+    own_part,
     pair_batch,
-    silence,
     uncorrupted_length,
     window,
 )
 from synthesizer.errors import UserError
 from synthesizer.metrics import language_model_statistics, score
-from synthesizer.order import share
 from synthesizer.recipe import Recipe
 from synthesizer.tasks.stream import Stream
 from synthesizer.tasks.task import Outputs, Scores
@@ -53,13 +53,8 @@ class SpanCorruption:
         """Endless batches of windows in random order, corrupted anew each epoch."""
         cost = sum(corrupted_lengths(self._length))
         for epoch, stream, windows in self._stream.train(start, cost):
-            mine = share(windows, rank, world)
-            draw = (self._recipe.seed + 1, epoch)
-            yield (
-                self._batch(stream, mine, draw)
-                if len(mine)
-                else silence(self._batch(stream, windows[:1], draw))
-            )
+            make = partial(self._batch, stream, draw=(self._recipe.seed + 1, epoch))
+            yield own_part(windows, make, rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Each window once, in order."""
