@@ -198,9 +198,18 @@ def dump(recipe: Recipe) -> str:
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """The keys on which two recipes differ, each as 'train.steps: 10 -> 20'."""
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    before, after = dict(leaves(old.model_dump())), dict(leaves(new.model_dump()))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return [f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}" for key in keys]
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no section, by its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def recipe_names() -> list[str]:
@@ -386,14 +395,6 @@ def _toml(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return repr(value)
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401

@@ -12,7 +12,7 @@ by recipe: those that differ in anything but synthesis and seed are never put in
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.recipe import leaves
 from synthesizer.run import Run
 from synthesizer.spec import TABLE_2, normalize_spec
 
@@ -215,18 +216,10 @@ def _group(records: Sequence[Record]) -> list[Study]:
 def _told_apart(run: Record, others: Sequence[Record]) -> str:
     """A recipe's name and, where another group shares it, the values in which they differ."""
     name = str(run.recipe["name"])
-    namesakes = [dict(_leaves(other.recipe)) for other in others if other.recipe["name"] == name]
-    mine = [(key, value) for key, value in _leaves(run.recipe) if key not in OWN_KEYS]
+    namesakes = [dict(leaves(other.recipe)) for other in others if other.recipe["name"] == name]
+    mine = [(key, value) for key, value in leaves(run.recipe) if key not in OWN_KEYS]
     own = [f"{k}={v}" for k, v in mine if any(other.get(k) != v for other in namesakes)]
     return f"{name} ({', '.join(own)})" if own else name
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _study_of(runs: Sequence[Record], name: str) -> Study:
