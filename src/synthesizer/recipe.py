@@ -126,9 +126,7 @@ class Evaluate(_Part):
     """How the model is measured."""
 
     every: Positive = 500
-    limit: Positive | None = (
-        None  # of validation examples (of each set of a mixture); test is whole
-    )
+    limit: Positive | None = None  # of validation, or of each set of a mixture; test is whole
     batch_tokens: Positive = 8192
     beam: Positive = 4
     length_penalty: float = 0.6
