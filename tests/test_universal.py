@@ -259,6 +259,10 @@ def test_a_universal_model_is_resized_and_checkpointed_like_any_other():
             "ponder_cost=0.1 without universal=True does nothing; leave ponder_cost out",
         ),
         ({"halting_epsilon": 1.5}, "halting_epsilon=1.5; choose it between 0 and 1"),
+        (
+            {"num_layers": 1},
+            "universal=True with num_layers=1 has nothing to share; choose 2 or more",
+        ),
     ],
 )
 def test_mistakes_are_told(changes, text):

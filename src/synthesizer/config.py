@@ -196,6 +196,10 @@ class SynthesizerConfig(PreTrainedConfig):
                     f"universal=True shares one layer over depth, and synthesis {spec!r} names "
                     "layers one by one; write one spec for all"
                 )
+        if max(self.num_layers, self.num_decoder_layers) == 1:
+            raise UserError(
+                "universal=True with num_layers=1 has nothing to share; choose 2 or more"
+            )
         if not 0 < self.halting_epsilon < 1:
             raise UserError(f"halting_epsilon={self.halting_epsilon}; choose it between 0 and 1")
 
