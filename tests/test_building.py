@@ -75,8 +75,8 @@ def test_weights_of_another_shape_are_refused_with_the_first_difference():
 
 
 def test_a_universal_recipe_says_when_tokens_stop_and_what_steps_cost():
-    overrides = ["model.universal=true", "model.halting_epsilon=0.2", "model.ponder_cost=0.0"]
-    recipe = load_recipe("shift", overrides=overrides)
+    changes = ["universal=true", "num_layers=2", "halting_epsilon=0.2", "ponder_cost=0.0"]
+    recipe = load_recipe("shift", overrides=[f"model.{change}" for change in changes])
     config = rough_config(recipe)
     assert (config.halting_epsilon, config.ponder_cost) == (0.2, 0.0)
     plain, ours = load_recipe("shift").model, SynthesizerConfig()
