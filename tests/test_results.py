@@ -38,6 +38,13 @@ def test_grammar_ende_needs_self_attention_of_any_kind():
     assert "Without any network, a word-by-word dictionary" in "\n".join(notes(summary))
 
 
+def test_a_row_that_was_left_out_keeps_its_name():
+    (summary,) = summarize_all([RESULTS / "grammar-ende"])
+    (line,) = [line for line in summary.lines if line.row.label == "universal"]
+    assert line.paper_name == "Universal Transformer"
+    assert line.state.startswith("left out: universal=True with num_layers=1")
+
+
 @pytest.mark.parametrize("name", ["shift", "recall", "grammar-ende"])
 def test_records_are_kept_without_weights(name):
     large = [path for path in (RESULTS / name).rglob("*.npz") if path.stat().st_size > 100_000]

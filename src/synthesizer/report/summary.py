@@ -22,6 +22,7 @@ METRICS = {  # as papers write them; others are written with spaces
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 DOT = "dot"
+UNIVERSAL = "universal"  # as compare labels it
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Line:
     @property
     def paper_name(self) -> str:
         """What the paper calls it."""
-        shares = any(run.recipe.get("model", {}).get("universal") for run in self.row.runs)
+        runs = self.row.runs
+        shares = any(run.recipe.get("model", {}).get("universal") for run in runs)
+        shares |= not runs and self.row.label == UNIVERSAL
         name = paper_name(self.row.spec)
         return f"Universal {name.replace('Vanilla', 'Transformer')}" if shares else name
 
