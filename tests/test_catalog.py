@@ -1,4 +1,10 @@
-from synthesizer.catalog import describe_seconds, estimate_parameters, summarize, summarize_recipes
+from synthesizer.catalog import (
+    describe_seconds,
+    estimate_flops,
+    estimate_parameters,
+    summarize,
+    summarize_recipes,
+)
 from synthesizer.recipe import load_recipe, recipe_names
 
 
@@ -16,6 +22,16 @@ def test_a_line_says_task_data_size_and_cost():
 
 def test_the_estimate_of_t5_base_is_its_published_size():
     assert round(estimate_parameters(load_recipe("pretrain-c4")) / 1e6) == 223
+
+
+def test_a_target_meets_the_decoder_and_the_vocabulary_and_a_source_the_encoder():
+    sizes = ["num_layers=1", "num_decoder_layers=2", "d_model=2", "d_ff=8", "num_heads=1"]
+    train = ["train.steps=1", "train.batch_tokens=100", "train.accumulate=1", "text.vocab_size=50"]
+    overrides = [f"model.{size}" for size in sizes] + train
+    encoder, decoder, output = 4 * 4 + 2 * 16, 2 * (8 * 4 + 2 * 16), 2 * 50
+    assert estimate_flops(load_recipe("translation", overrides=overrides)) == (
+        6 * 50 * encoder + 6 * 50 * (decoder + output)
+    )
 
 
 def test_durations_read_well():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from synthesizer.recipe import Data, Recipe, load_recipe, recipe_names
 
-CPU_THREAD = 2e10  # floating point operations per second of one CPU thread, roughly
+CPU_THREAD = 4e10  # floating point operations per second of one CPU thread, roughly
 BYTES = 256
 
 
@@ -44,15 +44,18 @@ def summarize(recipe: Recipe) -> Summary:
 
 def estimate_parameters(recipe: Recipe) -> float:
     """Weights of the dot-product model, from the sizes alone."""
-    return _layers(recipe) + _vocabulary(recipe) * recipe.model.d_model
+    return sum(_stacks(recipe)) + _vocabulary(recipe) * recipe.model.d_model
 
 
 def estimate_flops(recipe: Recipe) -> float:
-    """Six operations per weight and token, over all steps; attention's own products left out."""
-    train = recipe.train
+    """Six operations per weight that a token meets, over all steps; attention's own left out.
+
+    Half the tokens of an encoder-decoder are taken for sources, the others for targets.
+    """
+    train, stacks = recipe.train, _stacks(recipe)
     tokens = train.steps * train.accumulate * train.batch_tokens
     output = 0 if recipe.model.kind == "encoder" else _vocabulary(recipe) * recipe.model.d_model
-    return 6 * tokens * (_layers(recipe) + output)
+    return 6 * tokens / len(stacks) * (sum(stacks) + output)
 
 
 def describe_data(data: Data) -> str:
@@ -78,15 +81,16 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def _layers(recipe: Recipe) -> float:
+def _stacks(recipe: Recipe) -> list[float]:
+    """The weights of an encoder and a decoder, or of the one there is."""
     model = recipe.model
     assert model.d_ff is not None
     assert model.num_decoder_layers is not None
     attention, feed_forward = 4 * model.d_model**2, 2 * model.d_model * model.d_ff
-    layers = model.num_layers * (attention + feed_forward)
-    if model.kind == "encoder_decoder":
-        layers += model.num_decoder_layers * (2 * attention + feed_forward)
-    return layers
+    first = model.num_layers * (attention + feed_forward)
+    if model.kind != "encoder_decoder":
+        return [first]
+    return [first, model.num_decoder_layers * (2 * attention + feed_forward)]
 
 
 def _vocabulary(recipe: Recipe) -> int:
