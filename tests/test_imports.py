@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
-MODEL_SIDE = [
-    "spec",
+TORCH_ALONE = [
     "resizing",
     "synthesis",
     "places",
@@ -18,6 +17,10 @@ MODEL_SIDE = [
     "baselines",
     "convolution",
     "mixers",
+]
+MODEL_SIDE = [
+    "spec",
+    *TORCH_ALONE,
     "layers",
     "universal",
     "config",
@@ -74,16 +77,6 @@ MEETING = [
     "cli",
 ]
 ORDER = ["errors", *MODEL_SIDE, *DATA_SIDE, *MEETING]  # a file imports only files before it
-TORCH_ALONE = [
-    "resizing",
-    "synthesis",
-    "places",
-    "fast",
-    "attention",
-    "baselines",
-    "convolution",
-    "mixers",
-]
 NO_TORCH = [
     "errors",
     "spec",

@@ -45,7 +45,9 @@ def test_a_row_that_was_left_out_keeps_its_name():
     assert line.state.startswith("left out: universal=True with num_layers=1")
 
 
-@pytest.mark.parametrize("name", ["shift", "recall", "grammar-ende"])
+@pytest.mark.parametrize(
+    "name", ["shift", "recall", "grammar-ende", "listops-short", "python-docs"]
+)
 def test_records_are_kept_without_weights(name):
     large = [path for path in (RESULTS / name).rglob("*.npz") if path.stat().st_size > 100_000]
     assert large == []
