@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention import CrossAttention, SyntheticAttention, ValueCache
+from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens
 

@@ -6,9 +6,9 @@ from linformer import LinformerSelfAttention
 from torch import Tensor
 
 from synthesizer import Size, SyntheticAttention, UserError, ValueCache, build_mixer
-from synthesizer.baselines import Linformer
-from synthesizer.convolution import Convolution, convolve
-from synthesizer.mixers import spec_of_mixer
+from synthesizer.attention.baselines import Linformer
+from synthesizer.attention.convolution import Convolution, convolve
+from synthesizer.attention.mixers import spec_of_mixer
 from variants import SIZE, redrawn, tokens
 
 KERNELS = (1, 2, 3, 5, 6, 7, 20)

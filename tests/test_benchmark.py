@@ -7,7 +7,7 @@ import pytest
 
 from synthesizer.benchmark import Plan, Timing, bench, explain, explaining
 from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
-from synthesizer.benchmark.writing import write
+from synthesizer.benchmark.write import write
 from synthesizer.errors import UserError
 
 TINY = {

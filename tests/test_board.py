@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from synthesizer.board import Board, LiveBoard, Standing
+from synthesizer.study.live_table import Board, LiveBoard, Standing
 
 
 def standings():

@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from synthesizer.building import (
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import SynthesizerForCausalLM
+from synthesizer.training.build import (
     initialize_by_name,
     load_weights,
     rough_config,
     unique_weights,
 )
-from synthesizer.config import SynthesizerConfig
-from synthesizer.errors import UserError
-from synthesizer.models import SynthesizerForCausalLM
-from synthesizer.recipe import load_recipe
 
 
 def drawn(synthesis, seed=1, **settings):

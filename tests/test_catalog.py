@@ -1,11 +1,11 @@
-from synthesizer.catalog import (
+from synthesizer.experiment.recipe import load_recipe, recipe_names
+from synthesizer.experiment.recipe_list import (
     describe_seconds,
     estimate_flops,
     estimate_parameters,
     summarize,
     summarize_recipes,
 )
-from synthesizer.recipe import load_recipe, recipe_names
 
 
 def test_every_recipe_has_a_line():

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from synthesizer.checkpoint import (
+from synthesizer.errors import UserError
+from synthesizer.training.checkpoint import (
     Checkpoint,
     average_weights,
     newest_checkpoint,
@@ -11,7 +12,6 @@ from synthesizer.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from synthesizer.errors import UserError
 
 
 def some_checkpoint(value=1.0, step=3):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from synthesizer.cli import main
-from synthesizer.recipe import dump
+from synthesizer.experiment.recipe import dump
 from tiny import environment, language_model
 
 MOSTLY_TORCH = ("torch", "transformers", "accelerate", "datasets")

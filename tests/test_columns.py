@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.columns import (
+from synthesizer.data.columns import (
     BadRow,
     Faults,
     cut_splits,
@@ -15,8 +15,8 @@ from synthesizer.columns import (
     text_of,
     texts_of,
 )
+from synthesizer.data.sources import Row
 from synthesizer.errors import UserError
-from synthesizer.sources import Row
 
 
 def row(**fields):

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from synthesizer.config import PRESETS, SynthesizerConfig
 from synthesizer.errors import UserError
-from synthesizer.models import SynthesizerForConditionalGeneration
+from synthesizer.models.config import PRESETS, SynthesizerConfig
+from synthesizer.models.heads import SynthesizerForConditionalGeneration
 
 MT = {"num_layers": 6, "d_model": 512, "num_heads": 8, "max_len": 256}
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from synthesizer.corpora import CORPORA, listops, python_docs
-from synthesizer.corpora.drawing import draw_splits
+from synthesizer.data.corpora import CORPORA, listops, python_docs
+from synthesizer.data.corpora.drawing import draw_splits
 from synthesizer.errors import UserError
 
 SMALL = {"train": 60, "validation": 20, "test": 20}
@@ -68,7 +68,7 @@ def test_a_corpus_that_runs_out_of_rows_says_so():
 
 
 def test_the_corpora_load_without_torch():
-    check = "import sys, synthesizer.corpora; sys.exit('torch' in sys.modules)"
+    check = "import sys, synthesizer.data.corpora; sys.exit('torch' in sys.modules)"
     subprocess.run(
         [sys.executable, "-c", check], env={"PYTHONPATH": ":".join(sys.path)}, check=True
     )

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from synthesizer.batch import Batch
-from synthesizer.building import build_model, initialize_by_name
-from synthesizer.config import SynthesizerConfig
-from synthesizer.decoding import NEW_TOKENS, PROMPTS, continuations, decode
-from synthesizer.models import MODELS
-from synthesizer.run import Run
+from synthesizer.data.batch import Batch
+from synthesizer.experiment.run import Run
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import MODELS
 from synthesizer.tasks import build_task
-from synthesizer.training import fit
+from synthesizer.training.build import build_model, initialize_by_name
+from synthesizer.training.decode_speed import NEW_TOKENS, PROMPTS, continuations, decode
+from synthesizer.training.loop import fit
 from tiny import language_model
 
 CPU = torch.device("cpu")

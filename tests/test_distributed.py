@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.launch import open_accelerator
-from synthesizer.processes import processes_asked
-from synthesizer.recipe import dump
-from synthesizer.run import Run
-from synthesizer.training import fit
+from synthesizer.experiment.recipe import dump
+from synthesizer.experiment.run import Run
+from synthesizer.training.accelerator import open_accelerator
+from synthesizer.training.launcher import processes_asked
+from synthesizer.training.loop import fit
 from tiny import environment, language_model
 
 

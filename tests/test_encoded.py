@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from synthesizer.encoded import Entry, cache_folder, cache_key, fetch
+from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.errors import UserError
 
 

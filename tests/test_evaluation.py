@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from synthesizer.batch import Batch
-from synthesizer.building import initialize_by_name
-from synthesizer.config import SynthesizerConfig
-from synthesizer.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
-from synthesizer.evaluation import evaluate, until_end
-from synthesizer.inspection import alphas_of, histogram, inspect, look_at, sharpness
-from synthesizer.models import (
+from synthesizer.data.batch import Batch
+from synthesizer.experiment.recipe import Evaluate
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
+from synthesizer.models.heads import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
 )
-from synthesizer.recipe import Evaluate
+from synthesizer.training.attention_maps import alphas_of, histogram, inspect, look_at, sharpness
+from synthesizer.training.build import initialize_by_name
+from synthesizer.training.evaluate import evaluate, until_end
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 

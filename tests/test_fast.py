@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from synthesizer import fast
-from synthesizer.attention import SyntheticAttention, ValueCache
+from synthesizer.attention import fast
+from synthesizer.attention.layer import SyntheticAttention, ValueCache
+from synthesizer.attention.masks import COUNTED, IN_SLOTS
 from synthesizer.errors import UserError
-from synthesizer.places import COUNTED, IN_SLOTS
 from variants import EVERY, TABLES, redrawn, tokens
 
 H, D = 3, 12

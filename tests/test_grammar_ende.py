@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from synthesizer.corpora import grammar_ende, nouns_ende, verbs_ende
-from synthesizer.corpora.dictionary import dictionary_baseline
-from synthesizer.corpora.german import Noun, adjective, contracted, determiner, number_word
+from synthesizer.data.corpora import grammar_ende, nouns_ende, verbs_ende
+from synthesizer.data.corpora.dictionary import dictionary_baseline
+from synthesizer.data.corpora.german import Noun, adjective, contracted, determiner, number_word
 
 NOUNS = {
     noun.nominative: noun

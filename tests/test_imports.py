@@ -8,152 +8,110 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
-TORCH_ALONE = [
-    "resizing",
-    "synthesis",
-    "places",
-    "fast",
-    "attention",
-    "baselines",
-    "convolution",
-    "mixers",
-]
-MODEL_SIDE = [
-    "spec",
-    *TORCH_ALONE,
-    "layers",
-    "universal",
-    "config",
-    "cache",
-    "generation",
-    "outputs",
-    "backbone",
-    "models",
-]
-DATA_SIDE = [
-    "recipe",
-    "catalog",
-    "corpora",
-    "sources",
-    "columns",
-    "text",
-    "order",
-    "batch",
-    "encoded",
-    "metrics",
-    "tasks",
-]
-MEETING = [
-    "optim",
-    "run",
-    "checkpoint",
-    "snapshot",
-    "progress",
-    "curves",
-    "interruption",
-    "processes",
-    "launch",
-    "meter",
-    "evaluation",
-    "building",
-    "cost",
-    "decoding",
-    "inspection",
-    "results",
-    "keeping",
-    "answers",
-    "training",
-    "check",
-    "verdict",
-    "report",
-    "matching",
-    "inference",
-    "plan",
-    "board",
-    "workers",
-    "crew",
-    "study",
-    "benchmark",
-    "cli",
-]
-ORDER = ["errors", *MODEL_SIDE, *DATA_SIDE, *MEETING]  # a file imports only files before it
-NO_TORCH = [
-    "errors",
-    "spec",
-    "recipe",
-    "catalog",
-    "corpora",
-    "metrics",
-    "run",
-    "processes",
-    "verdict",
-    "report",
-    "cli",
-]
+ROOT = {"errors", "spec"}  # what every folder may import
+MAY_IMPORT = {
+    "attention": set(),
+    "models": {"attention"},
+    "experiment": set(),
+    "data": {"experiment"},
+    "metrics": {"data.tokenizer"},
+    "tasks": {"experiment", "data", "metrics"},
+    "training": {"attention", "models", "experiment", "data", "metrics", "tasks"},
+    "study": {"models", "experiment", "data", "metrics", "tasks", "training"},
+    "report": {"experiment", "metrics", "study.verdict"},
+    "benchmark": {"attention", "models", "training.meter", "report"},
+}
+NO_TORCH = {"errors", "spec", "experiment", "metrics", "report", "cli"}
+EDGE = {"cli", "fast"}  # the command line imports anything; nothing imports it
 STANDARD = sys.stdlib_module_names
+HEAVY = {"torch", "transformers", "accelerate", "datasets", "tokenizers"}
 
 
 def files(name):
-    """The files of a module or package."""
-    path = PACKAGE / name
+    """The files of a module or folder."""
+    path = PACKAGE.joinpath(*name.split("."))
     return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
 
 
-def imported(name, *, at_start=False):
-    """Every module a file imports, ours as 'synthesizer.x'; at_start leaves out function bodies."""
+def imported(path, *, at_start=False):
+    """Every module that a file imports; at_start leaves out function bodies."""
     found = set()
-    for path in files(name):
-        tree = ast.parse(path.read_text())
-        for node in tree.body if at_start else ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module == "synthesizer":
-                found |= {f"synthesizer.{alias.name}" for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_start else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {_module(f"{node.module}.{alias.name}", node.module) for alias in node.names}
     return found
 
 
-def ours(name, **how):
-    """The names of ORDER that a module imports, itself aside."""
-    inside = {m.split(".")[1] for m in imported(name, **how) if m.startswith("synthesizer.")}
-    return {
-        module for module in inside if (PACKAGE / module).exists() or files(module)[0].exists()
-    } - {name}
+def _module(dotted, parent):
+    """`from a import b` imports a.b where that is a module of ours, else a."""
+    inside = dotted.removeprefix("synthesizer.")
+    return dotted if dotted.startswith("synthesizer.") and _exists(inside) else parent
+
+
+def _exists(name):
+    path = PACKAGE.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def ours(path, **how):
+    """The modules of this package that a file imports, without 'synthesizer.'."""
+    modules = imported(path, **how)
+    return {m.removeprefix("synthesizer.") for m in modules if m.startswith("synthesizer.")}
 
 
 def test_every_file_has_its_place():
     stems = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert stems | packages == set(ORDER)
-    assert len(ORDER) == len(set(ORDER))
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert stems == ROOT | EDGE
+    assert folders == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_a_file_imports_only_files_before_it(name):
-    assert ours(name) <= set(ORDER[: ORDER.index(name)])
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_folder_imports_only_what_the_table_allows(folder):
+    allowed = MAY_IMPORT[folder] | ROOT | {folder}
+    for path in files(folder):
+        for module in ours(path):
+            within = {".".join(module.split(".")[:n]) for n in range(1, module.count(".") + 2)}
+            assert within & allowed, f"{path.relative_to(PACKAGE)} imports synthesizer.{module}"
 
 
-def test_models_and_tasks_never_import_each_other():
-    assert not any(ours(name) & set(DATA_SIDE) for name in MODEL_SIDE)
-    assert not any(ours(name) & (set(MODEL_SIDE) - {"spec"}) for name in DATA_SIDE)
+def test_the_roots_import_nothing_of_ours_but_errors():
+    for name in ROOT:
+        assert ours(files(name)[0]) <= {"errors"}
 
 
-@pytest.mark.parametrize("name", TORCH_ALONE)
-def test_the_core_imports_torch_alone(name):
-    foreign = {m.partition(".")[0] for m in imported(name)} - STANDARD - {"synthesizer"}
+def test_no_init_holds_logic():
+    for path in PACKAGE.rglob("*/__init__.py"):
+        for node in ast.parse(path.read_text()).body:
+            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            plain = is_text or is_all or isinstance(node, ast.Import | ast.ImportFrom)
+            assert plain, f"{path.relative_to(PACKAGE)}: {ast.unparse(node)[:60]}"
+
+
+@pytest.mark.parametrize("path", files("attention"), ids=lambda p: p.stem)
+def test_the_core_imports_torch_alone(path):
+    foreign = {m.partition(".")[0] for m in imported(path)} - STANDARD - {"synthesizer"}
     assert foreign <= {"torch"}
 
 
-@pytest.mark.parametrize("name", NO_TORCH)
+@pytest.mark.parametrize("name", sorted(NO_TORCH))
 def test_what_must_start_at_once_does_not_import_torch(name):
-    reached, waiting = set(), {name}
+    reached, waiting = set(), set(files(name))
     while waiting:
         reached |= waiting
-        waiting = {m for one in waiting for m in ours(one, at_start=True)} - reached
-    heavy = {"torch", "transformers", "accelerate", "datasets", "tokenizers"}
-    for one in reached:
-        assert not {m.partition(".")[0] for m in imported(one, at_start=True)} & heavy
+        names = {m for path in waiting for m in ours(path, at_start=True)}
+        waiting = {
+            PACKAGE.joinpath(*m.split("."), "__init__.py")
+            if PACKAGE.joinpath(*m.split(".")).is_dir()
+            else files(m)[0]
+            for m in names
+        } - reached
+    for path in reached:
+        assert not {m.partition(".")[0] for m in imported(path, at_start=True)} & HEAVY, path
 
 
 def run(script):

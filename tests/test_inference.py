@@ -8,9 +8,9 @@ import re
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.inference import infer_recipe, is_data
-from synthesizer.plan import Asked, draw_up
-from synthesizer.recipe import load_recipe
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.study.guess import infer_recipe, is_data
+from synthesizer.study.plan import Asked, draw_up
 from synthesizer.tasks import build_task
 from tiny import WORDS
 

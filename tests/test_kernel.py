@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer.attention import SyntheticAttention
+from synthesizer.attention.fast import kernel
+from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.errors import UserError
-from synthesizer.fast import kernel
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from variants import TABLES, redrawn, tokens
 
@@ -144,7 +144,7 @@ def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
 @needs_compiler
 def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
-    runpy.run_module("synthesizer.fast", run_name="__main__")
+    runpy.run_module("synthesizer.attention.fast", run_name="__main__")
     path = Path(capsys.readouterr().out.strip())
     assert path.parent == tmp_path / "cache"
     assert path.exists()

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from synthesizer.recipe import dump
-from synthesizer.run import Run
-from synthesizer.training import fit
+from synthesizer.experiment.recipe import dump
+from synthesizer.experiment.run import Run
+from synthesizer.training.loop import fit
 from test_training import assert_same_outcome
 from tiny import environment, language_model
 
@@ -30,7 +30,7 @@ NURSERY = """
 import json, os, random, resource, signal, sys, time
 import torch
 from synthesizer.cli import main
-from synthesizer.training import fit
+from synthesizer.training.loop import fit
 
 recipe, out = sys.argv[1:]
 moment = random.Random(6)

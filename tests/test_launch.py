@@ -9,8 +9,8 @@ import torch
 
 FAULTS = """
 import resource, torch
-from synthesizer.launch import open_accelerator
-from synthesizer.recipe import load_recipe
+from synthesizer.training.accelerator import open_accelerator
+from synthesizer.experiment.recipe import load_recipe
 
 open_accelerator(load_recipe("shift"))
 for number in range(40):

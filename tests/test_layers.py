@@ -4,7 +4,15 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from synthesizer.layers import Context, Layer, Positions, RelativeBias, Shape, Stack, sinusoids
+from synthesizer.models.layers import (
+    Context,
+    Layer,
+    Positions,
+    RelativeBias,
+    Shape,
+    Stack,
+    sinusoids,
+)
 from variants import redrawn, tokens
 
 SHAPE = Shape(d_model=12, num_heads=3, d_ff=20, max_len=9, causal=True)

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from synthesizer.config import SynthesizerConfig
-from synthesizer.models import SynthesizerForCausalLM
-from synthesizer.optim import build_optimizer, learning_rate, set_rate
-from synthesizer.recipe import Train
+from synthesizer.experiment.recipe import Train
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import SynthesizerForCausalLM
+from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
 
 
 def tiny_model(synthesis, **settings):

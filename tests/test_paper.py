@@ -3,8 +3,8 @@
 import tomllib
 from importlib import resources
 
-from synthesizer.recipe import load_recipe, recipe_names
-from synthesizer.report.paper import paper_tables
+from synthesizer.experiment.recipe import load_recipe, recipe_names
+from synthesizer.report.published import paper_tables
 from synthesizer.spec import normalize_spec
 
 

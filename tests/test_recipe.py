@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.recipe import (
+from synthesizer.experiment.recipe import (
     KINDS,
     Recipe,
     differences,
@@ -135,7 +135,7 @@ def test_every_task_of_a_recipe_has_a_kind():
 
 
 def test_recipes_are_read_without_torch():
-    code = "import sys, synthesizer.catalog as catalog; catalog.summarize_recipes();"
+    code = "import sys, synthesizer.experiment.recipe_list as catalog; catalog.summarize_recipes();"
     code += "print('torch' in sys.modules)"
     source = Path(__file__).parents[1] / "src"
     run = subprocess.run(

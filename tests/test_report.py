@@ -14,8 +14,8 @@ import pytest
 import browser
 from synthesizer.cli import main
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
-from synthesizer.recipe import dump, load_recipe
 from synthesizer.report import Section, page, summarize_all, write_report
 from synthesizer.report.plots import pareto
 from synthesizer.report.style import _spread

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.run import Run, default_path, write_atomically
+from synthesizer.experiment.run import Run, default_path, write_atomically
 from tiny import language_model
 
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from synthesizer.data.sources import data_folder, looks_like_header, open_source, read_files
 from synthesizer.errors import UserError
-from synthesizer.recipe import Data
-from synthesizer.sources import data_folder, looks_like_header, open_source, read_files
+from synthesizer.experiment.recipe import Data
 
 ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
 

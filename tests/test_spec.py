@@ -1,6 +1,7 @@
 import pytest
 
-from synthesizer.baselines import BASELINES
+from synthesizer.attention.baselines import BASELINES
+from synthesizer.attention.synthesis import SYNTHESES, Size, build_synthesis, spec_of
 from synthesizer.errors import UserError
 from synthesizer.spec import (
     Term,
@@ -10,7 +11,6 @@ from synthesizer.spec import (
     shows_weights,
     variants,
 )
-from synthesizer.synthesis import SYNTHESES, Size, build_synthesis, spec_of
 
 SIZE = Size(d_model=12, num_heads=3, max_len=20)
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 import synthesizer
-from synthesizer.building import build_model
 from synthesizer.errors import UserError
-from synthesizer.matching import at_width, count, match_width
-from synthesizer.plan import Asked, draw_up
-from synthesizer.progress import Quiet
-from synthesizer.recipe import dump, load_recipe
-from synthesizer.run import Run
-from synthesizer.study import conduct, draw_rates, fit_widths, list_commands
+from synthesizer.experiment.progress import Quiet
+from synthesizer.experiment.recipe import dump, load_recipe
+from synthesizer.experiment.run import Run
+from synthesizer.study.budget import at_width, count, match_width
+from synthesizer.study.compare import conduct, draw_rates, fit_widths, list_commands
+from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
-from synthesizer.training import fit
-from synthesizer.workers import perform
+from synthesizer.training.build import build_model
+from synthesizer.training.loop import fit
 from tiny import language_model
 
 
@@ -254,7 +254,7 @@ def test_other_systems_are_rows_too_where_they_can_be(asked):
 
 
 def test_the_parent_of_a_study_needs_no_torch():
-    script = "import sys, synthesizer.study; print('torch' in sys.modules)"
+    script = "import sys, synthesizer.study.compare; print('torch' in sys.modules)"
     home = str(Path(synthesizer.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", script],

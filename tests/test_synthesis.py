@@ -8,8 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synthesizer.attention.synthesis import (
+    SYNTHESES,
+    FixedRandom,
+    Mixture,
+    Random,
+    Size,
+    build_synthesis,
+)
 from synthesizer.errors import UserError
-from synthesizer.synthesis import SYNTHESES, FixedRandom, Mixture, Random, Size, build_synthesis
 from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
 
 B, T, H, D, K, N = 2, 5, 3, 12, 4, 7

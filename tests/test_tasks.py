@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
-from synthesizer.batch import IGNORED
-from synthesizer.corpora import CORPORA
+from synthesizer.data.batch import IGNORED
+from synthesizer.data.corpora import CORPORA
 from synthesizer.errors import UserError
-from synthesizer.recipe import KINDS, load_recipe
+from synthesizer.experiment.recipe import KINDS, load_recipe
 from synthesizer.tasks import TASKS, Outputs, build_task, prompt
 from synthesizer.tasks.dialogue import TURN
 
@@ -135,7 +135,7 @@ def test_a_rank_without_an_example_computes_without_targets(translation):
 def test_the_second_build_trains_no_tokenizer_and_encodes_nothing(translation, monkeypatch):
     before = build_task(translation())
     monkeypatch.setattr("synthesizer.tasks.pairs.train_tokenizer", None)
-    monkeypatch.setattr("synthesizer.tasks.prepare.encode", None)
+    monkeypatch.setattr("synthesizer.data.prepare.encode", None)
     after = build_task(translation())
     same(next(before.train_batches()), next(after.train_batches()))
     assert before.report == after.report

@@ -3,9 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from synthesizer.errors import UserError
-from synthesizer.recipe import Text
-from synthesizer.text import (
+from synthesizer.data.tokenizer import (
     CLS,
     EOS,
     Template,
@@ -17,6 +15,8 @@ from synthesizer.text import (
     sentinel,
     train_tokenizer,
 )
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Text
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat"] * 20
 GERMAN = ["die Katze saß auf der Matte", "der Hund saß auf der Katze"] * 20

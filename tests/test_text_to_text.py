@@ -6,14 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus import ENGLISH, SMALL
-from synthesizer.batch import IGNORED
-from synthesizer.columns import BadRow
+from synthesizer.data.batch import IGNORED
+from synthesizer.data.columns import BadRow
+from synthesizer.data.sources import Row
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import load_recipe
 from synthesizer.metrics import GLUE, SUPERGLUE
-from synthesizer.recipe import load_recipe
-from synthesizer.sources import Row
 from synthesizer.tasks import Outputs, build_task
-from synthesizer.tasks.members import MEMBERS
+from synthesizer.tasks.glue import MEMBERS
 
 TASKS = [
     "glue_cola",

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from synthesizer.checkpoint import read_weights
 from synthesizer.errors import UserError
-from synthesizer.interruption import Interrupted
-from synthesizer.progress import Quiet
-from synthesizer.run import Run
-from synthesizer.training import fit
+from synthesizer.experiment.interruption import Interrupted
+from synthesizer.experiment.progress import Quiet
+from synthesizer.experiment.run import Run
+from synthesizer.training.checkpoint import read_weights
+from synthesizer.training.loop import fit
 from tiny import language_model
 
 
@@ -199,7 +199,7 @@ def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
     from accelerate import Accelerator
 
     from synthesizer.tasks import build_task
-    from synthesizer.training import Loop
+    from synthesizer.training.loop import Loop
 
     recipe = language_model(tmp_path, "train.batch_tokens=60")
     task = build_task(recipe)
@@ -241,9 +241,9 @@ def test_a_result_can_be_read_by_any_json_reader(whole):
 
 def begun(folder, synthesis, *changes):
     """A loop after six steps, and their losses."""
-    from synthesizer.launch import open_accelerator
     from synthesizer.tasks import build_task
-    from synthesizer.training import Loop
+    from synthesizer.training.accelerator import open_accelerator
+    from synthesizer.training.loop import Loop
 
     recipe = language_model(folder, "train.lr=1e-2", *changes, synthesis=synthesis)
     loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Quiet())

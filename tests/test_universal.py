@@ -12,8 +12,8 @@ from synthesizer import (
     SynthesizerForSequenceClassification,
     UserError,
 )
-from synthesizer.layers import Context, Shape, sinusoids
-from synthesizer.universal import Progress, UniversalStack
+from synthesizer.models.layers import Context, Shape, sinusoids
+from synthesizer.models.universal import Progress, UniversalStack
 from variants import redrawn, tokens
 
 SPECS = ["dot", "random+dot", "factorized_dense", "dynamicconv:kernel=3", "none"]

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from synthesizer.metrics import SCORES, percent_from_statistics, score
-from synthesizer.verdict import (
+from synthesizer.study.verdict import (
     LEVEL,
     MARGINS,
     Comparison,

@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any
 from synthesizer.errors import UserError
 
 if TYPE_CHECKING:
-    from synthesizer.attention import CrossAttention, SyntheticAttention, ValueCache
-    from synthesizer.backbone import SynthesizerModel
-    from synthesizer.baselines import BASELINES
-    from synthesizer.cache import SynthesizerCache
-    from synthesizer.config import SynthesizerConfig
-    from synthesizer.mixers import build_mixer
-    from synthesizer.models import (
+    from synthesizer.attention.baselines import BASELINES
+    from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+    from synthesizer.attention.mixers import build_mixer
+    from synthesizer.attention.synthesis import SYNTHESES, Size, build_synthesis
+    from synthesizer.models.backbone import SynthesizerModel
+    from synthesizer.models.cache import SynthesizerCache
+    from synthesizer.models.config import SynthesizerConfig
+    from synthesizer.models.heads import (
         SynthesizerForCausalLM,
         SynthesizerForConditionalGeneration,
         SynthesizerForSequenceClassification,
     )
-    from synthesizer.synthesis import SYNTHESES, Size, build_synthesis
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "SyntheticAttention": "attention",
-    "CrossAttention": "attention",
-    "ValueCache": "attention",
-    "Size": "synthesis",
-    "SYNTHESES": "synthesis",
-    "build_synthesis": "synthesis",
-    "BASELINES": "baselines",
-    "build_mixer": "mixers",
-    "SynthesizerCache": "cache",
+    "SyntheticAttention": "attention.layer",
+    "CrossAttention": "attention.layer",
+    "ValueCache": "attention.layer",
+    "Size": "attention.synthesis",
+    "SYNTHESES": "attention.synthesis",
+    "build_synthesis": "attention.synthesis",
+    "BASELINES": "attention.baselines",
+    "build_mixer": "attention.mixers",
+    "SynthesizerCache": "models.cache",
     "SynthesizerConfig": "models",
     "SynthesizerModel": "models",
     "SynthesizerForCausalLM": "models",

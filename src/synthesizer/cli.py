@@ -58,7 +58,7 @@ def list_variants() -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer.catalog import summarize_recipes
+    from synthesizer.experiment.recipe_list import summarize_recipes
 
     table = Table("name", "task", "data", "size", "rough cost")
     for summary in summarize_recipes():
@@ -83,21 +83,21 @@ def train(
     ] = False,
 ) -> None:
     """Train one recipe, or resume it, and leave a run directory behind."""
-    from synthesizer.processes import start_the_others
-    from synthesizer.recipe import load_recipe
-    from synthesizer.run import Run, default_path
+    from synthesizer.experiment.recipe import load_recipe
+    from synthesizer.experiment.run import Run, default_path
+    from synthesizer.training.launcher import start_the_others
 
     start_the_others()
     loaded = load_recipe(recipe, synthesis=synthesis, overrides=overrides or ())
     _quiet_libraries()
     if check:
-        from synthesizer.check import describe
+        from synthesizer.training.preview import describe
 
         for line in describe(loaded):
             _say(line)
         return
-    from synthesizer.progress import open_progress
-    from synthesizer.training import fit
+    from synthesizer.experiment.progress import open_progress
+    from synthesizer.training.loop import fit
 
     run = Run(out or default_path(loaded))
     run.claim(loaded)
@@ -123,7 +123,7 @@ def evaluate(
     _one_of("--split", split, ("train", "validation", "test"))
     _one_of("--checkpoint", checkpoint, (None, "best", "last", "averaged"))
     _quiet_libraries()
-    from synthesizer.results import measure
+    from synthesizer.training.finish import measure
 
     scores = measure(run, split, checkpoint)
     for name, value in scores.metrics.items():
@@ -149,8 +149,8 @@ def generate(
     _quiet_libraries()
     import torch
 
-    from synthesizer.answers import Answerer, Asked
-    from synthesizer.run import Run
+    from synthesizer.experiment.run import Run
+    from synthesizer.training.generate import Answerer, Asked
 
     torch.manual_seed(seed)
     asked = Asked(beam, sample, batch_size, max_new_tokens)
@@ -193,8 +193,8 @@ def compare(
 
     Interrupted and started again it goes on where it was.
     """
-    from synthesizer import study
-    from synthesizer.plan import Asked
+    from synthesizer.study import compare as study
+    from synthesizer.study.plan import Asked
 
     asked = Asked(
         recipe=recipe,
@@ -290,8 +290,8 @@ def bench(
             table.add_row(*line)
         _print(table)
         return
-    from synthesizer.benchmark.writing import cells, write
-    from synthesizer.progress import open_count
+    from synthesizer.benchmark.write import cells, write
+    from synthesizer.experiment.progress import open_count
 
     with open_count(plain=plain) as tell:
         result = benchmark.bench(plan, tell)
@@ -304,7 +304,7 @@ def bench(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 is done, 2 the user's mistake, 130 interrupted."""
-    from synthesizer.interruption import Interrupted
+    from synthesizer.experiment.interruption import Interrupted
 
     try:
         app(args=arguments, prog_name="synthesizer")

@@ -119,9 +119,9 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
 @cache
 def variants() -> dict[str, Variant]:
     """Read the synthesizing functions, 'none' and the baselines, without importing torch."""
-    table = _read_table(Path(__file__).with_name("synthesis.py"), "SYNTHESES")
+    table = _read_table(Path(__file__).parent / "attention" / "synthesis.py", "SYNTHESES")
     control = "no self-attention: the sublayer is left out, to show whether a task needs it at all"
-    others = _read_table(Path(__file__).with_name("baselines.py"), "BASELINES")
+    others = _read_table(Path(__file__).parent / "attention" / "baselines.py", "BASELINES")
     baselines = {name: replace(variant, baseline=True) for name, variant in others.items()}
     return {**table, NONE: Variant(NONE, "", control, "0", ""), **baselines}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from synthesizer.attention.fast import has_kernel
 from synthesizer.benchmark.cases import (
     FROZEN,
     GPT2,
@@ -26,8 +27,7 @@ from synthesizer.benchmark.cases import (
 )
 from synthesizer.benchmark.clock import Timing, gemm_rate, time_in_turn
 from synthesizer.errors import UserError
-from synthesizer.fast import has_kernel
-from synthesizer.meter import clock_name, peak_memory
+from synthesizer.training.meter import clock_name, peak_memory
 
 BASELINE = "dot"
 VIEWS = ("causal", "full", "padded")
@@ -210,7 +210,7 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
 
 def explain(plan: Plan) -> list[tuple[str, str, str, str, str]]:
     """Variant, view, length, path and reason, for each attention of a plan, in training."""
-    from synthesizer.benchmark.explaining import chosen_path
+    from synthesizer.benchmark.explain import chosen_path
 
     lines = []
     for setting in replace(plan, modes=("train",)).settings():

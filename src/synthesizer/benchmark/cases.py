@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from synthesizer.attention import SyntheticAttention
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.mixers import build_mixer
+from synthesizer.attention.synthesis import Size
 from synthesizer.benchmark.clock import Work
 from synthesizer.errors import UserError
-from synthesizer.mixers import build_mixer
-from synthesizer.synthesis import Size
 
 GPT2 = "Hugging Face GPT-2"
 FROZEN = " frozen"

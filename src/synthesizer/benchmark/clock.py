@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from synthesizer.meter import now
+from synthesizer.training.meter import now
 
 Work = Callable[[], object]
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from synthesizer.benchmark.cases import GPT2, Setting
-from synthesizer.config import SynthesizerConfig
-from synthesizer.models import MODELS
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import MODELS
 
 
 def build_model(name: str, kind: str, setting: Setting) -> Any:  # noqa: ANN401

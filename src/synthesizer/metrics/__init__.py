@@ -8,16 +8,6 @@ Shares, correlations and similarities are in percent, as papers print them.
 from collections.abc import Callable
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.benchmarks import (
-    GLUE,
-    SUPERGLUE,
-    Average,
-    glue_average,
-    multirc_statistics,
-    normalize_answer,
-    record_statistics,
-    superglue_average,
-)
 from synthesizer.metrics.bleu import (
     bleu_from_statistics,
     bleu_signature,
@@ -47,6 +37,16 @@ from synthesizer.metrics.embedding import (
     train_vectors,
     vectors_signature,
 )
+from synthesizer.metrics.glue import (
+    GLUE,
+    SUPERGLUE,
+    Average,
+    glue_average,
+    multirc_statistics,
+    normalize_answer,
+    record_statistics,
+    superglue_average,
+)
 from synthesizer.metrics.language_model import (
     bigram_statistics,
     bits_per_byte_from_statistics,
@@ -57,15 +57,15 @@ from synthesizer.metrics.language_model import (
     word_perplexity_from_statistics,
 )
 from synthesizer.metrics.meteor import meteor_no_wordnet_signature, meteor_no_wordnet_statistics
-from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics, split_sentences
-from synthesizer.metrics.sums import (
+from synthesizer.metrics.per_example import (
     Statistics,
     Total,
     mean_statistics,
     percent_from_statistics,
     require_examples,
 )
-from synthesizer.metrics.words import Reference, words
+from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics, split_sentences
+from synthesizer.metrics.tokens import Reference, words
 
 SCORES: dict[str, Callable[[Total], float]] = {
     "bleu": bleu_from_statistics,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from synthesizer.metrics.sums import Statistics, Total
-from synthesizer.metrics.words import Reference, pair
+from synthesizer.metrics.per_example import Statistics, Total
+from synthesizer.metrics.tokens import Reference, pair
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric

@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from synthesizer.metrics.sums import Statistics, mean_statistics
-from synthesizer.metrics.words import Reference, pair, words
+from synthesizer.metrics.per_example import Statistics, mean_statistics
+from synthesizer.metrics.tokens import Reference, pair, words
 
 _ORDERS = range(1, 5)
 _LENGTH_SPREAD = 6.0

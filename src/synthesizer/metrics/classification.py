@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.sums import Statistics, Total, mean_statistics, require_equal
+from synthesizer.metrics.per_example import Statistics, Total, mean_statistics, require_equal
 
 NO_LABEL = -1
 

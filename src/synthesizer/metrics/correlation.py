@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.sums import Statistics, Total, require_equal
+from synthesizer.metrics.per_example import Statistics, Total, require_equal
 
 _CONSTANT = 1e-12  # of a spread of 1: what rounding leaves of none
 

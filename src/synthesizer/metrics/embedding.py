@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.sums import Statistics, mean_statistics
-from synthesizer.metrics.words import Reference, pair, words
+from synthesizer.metrics.per_example import Statistics, mean_statistics
+from synthesizer.metrics.tokens import Reference, pair, words
 
 EMBEDDING = ("embedding_average", "embedding_greedy", "embedding_extrema")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.sums import Statistics, Total, require_equal, require_examples
+from synthesizer.metrics.per_example import Statistics, Total, require_equal, require_examples
 
 END = 256  # the symbol after the last byte of a document, and before its first
 

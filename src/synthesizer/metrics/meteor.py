@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from synthesizer.metrics.sums import Statistics, mean_statistics
-from synthesizer.metrics.words import Reference, pair, words
+from synthesizer.metrics.per_example import Statistics, mean_statistics
+from synthesizer.metrics.tokens import Reference, pair, words
 
 
 class _NoWordNet:

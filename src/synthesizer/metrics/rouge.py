@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from synthesizer.metrics.sums import Statistics, mean_statistics
-from synthesizer.metrics.words import Reference, pair
+from synthesizer.metrics.per_example import Statistics, mean_statistics
+from synthesizer.metrics.tokens import Reference, pair
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 

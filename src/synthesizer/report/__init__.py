@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.run import write_atomically
+from synthesizer.report.load import read_studies
 from synthesizer.report.page import Section, page
-from synthesizer.report.reading import read_studies
 from synthesizer.report.sections import lead, sections, text_of
 from synthesizer.report.summary import Summary, summarize
 from synthesizer.report.tables import csv_text
-from synthesizer.run import write_atomically
 
 NAMES = ("report.html", "report.md", "table.csv")
 

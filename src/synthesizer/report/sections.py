@@ -4,13 +4,18 @@ import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from synthesizer.report.looks import alpha_plots, attention_maps, shown_lines, weight_histograms
+from synthesizer.report.attention_plots import (
+    alpha_plots,
+    attention_maps,
+    shown_lines,
+    weight_histograms,
+)
 from synthesizer.report.page import Plot, Section, details, figures, paragraph, table
-from synthesizer.report.paper import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
+from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.summary import Summary
 from synthesizer.report.tables import cells, markdown
-from synthesizer.verdict import FEWEST_SEEDS, LEVEL
+from synthesizer.study.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample

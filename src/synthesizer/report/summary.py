@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from synthesizer.metrics import SCORES
-from synthesizer.report.reading import Record, Row, Study
+from synthesizer.report.load import Record, Row, Study
 from synthesizer.spec import NONE
-from synthesizer.verdict import Comparison, Measured, answer, judge, margin_for
+from synthesizer.study.verdict import Comparison, Measured, answer, judge, margin_for
 
 METRICS = {  # as papers write them; others are written with spaces
     "bleu": "BLEU",

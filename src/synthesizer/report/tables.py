@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from synthesizer.report.summary import Line, Summary
-from synthesizer.verdict import NOT_JUDGED
+from synthesizer.study.verdict import NOT_JUDGED
 
 MISSING = "\N{EN DASH}"
 NAME = 18  # letters of a row's name on a line of a terminal

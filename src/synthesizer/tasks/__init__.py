@@ -5,8 +5,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.data.tokenizer import encode
 from synthesizer.errors import UserError
-from synthesizer.recipe import Recipe
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.tasks.classification import Classification
 from synthesizer.tasks.dialogue import dialogue
 from synthesizer.tasks.language_modeling import LanguageModeling
@@ -16,7 +17,6 @@ from synthesizer.tasks.summarization import summarization
 from synthesizer.tasks.task import Outputs, Scores, Task
 from synthesizer.tasks.text_to_text import TextToText
 from synthesizer.tasks.translation import translation
-from synthesizer.text import encode
 
 TASKS: dict[str, Callable[..., Task]] = {
     "translation": translation,

@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch, label_batch, own_part
-from synthesizer.columns import infer_labels, label_number, label_of, text_of
-from synthesizer.encoded import Entry
+from synthesizer.data.batch import Batch, label_batch, own_part
+from synthesizer.data.columns import infer_labels, label_number, label_of, text_of
+from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit, prepare
+from synthesizer.data.sampler import Order, in_order
+from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.tokenizer import CLS, Template, train_tokenizer
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
     accuracy_statistics,
     confusion_statistics,
     macro_f1_from_statistics,
     score,
 )
-from synthesizer.order import Order, in_order
-from synthesizer.recipe import Recipe
-from synthesizer.sources import SPLITS, Row, Source
 from synthesizer.tasks.pairs import SHOWN, load_ragged, store_ragged
-from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import CLS, Template, train_tokenizer
 
 Array = NDArray[Any]
 

@@ -7,7 +7,10 @@ one example per reply, or one `history` with its `reply`.
 from itertools import islice
 from pathlib import Path
 
-from synthesizer.columns import NAMES, BadRow, text_of, texts_of
+from synthesizer.data.columns import NAMES, BadRow, text_of, texts_of
+from synthesizer.data.prepare import Columns, Fields
+from synthesizer.data.sources import Row, Source
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
     EMBEDDING,
     bleu_signature,
@@ -21,10 +24,7 @@ from synthesizer.metrics import (
     rouge_statistics,
     vectors_signature,
 )
-from synthesizer.recipe import Recipe
-from synthesizer.sources import Row, Source
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
-from synthesizer.tasks.prepare import Columns, Fields
 
 TURN = " || "  # between turns
 

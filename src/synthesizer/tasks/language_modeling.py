@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.batch import Batch, own_part, window, window_batch
+from synthesizer.data.batch import Batch, own_part, window, window_batch
+from synthesizer.data.tokenizer import EOS, Template
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import language_model_statistics, score
-from synthesizer.recipe import Recipe
 from synthesizer.tasks.stream import Stream
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import EOS, Template
 
 Array = NDArray[Any]
 

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch, Ragged, own_part, pair_batch
-from synthesizer.encoded import Entry
+from synthesizer.data.batch import Batch, Ragged, own_part, pair_batch
+from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit, prepare, side_of
+from synthesizer.data.sampler import Order, in_order
+from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.tokenizer import train_tokenizer
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import score, train_vectors
-from synthesizer.order import Order, in_order
-from synthesizer.recipe import Recipe
-from synthesizer.sources import SPLITS, Row, Source
-from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare, side_of
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import train_tokenizer
 
 Array = NDArray[Any]
 Vectors = Mapping[str, Array]

@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import IGNORED, Batch, Ragged, own_part, probe_batch
-from synthesizer.columns import BadRow, text_of
-from synthesizer.encoded import Entry
+from synthesizer.data.batch import IGNORED, Batch, Ragged, own_part, probe_batch
+from synthesizer.data.columns import BadRow, text_of
+from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit, prepare
+from synthesizer.data.sampler import Order, in_order
+from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import score
-from synthesizer.order import Order, in_order
-from synthesizer.recipe import Recipe
-from synthesizer.sources import SPLITS, Row, Source
 from synthesizer.tasks.pairs import load_ragged, store_ragged
-from synthesizer.tasks.prepare import Columns, Examples, Fields, Fitter, Limit, prepare
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import train_tokenizer
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.batch import (
+from synthesizer.data.batch import (
     Batch,
     corrupt,
     corrupted_lengths,
@@ -17,12 +17,12 @@ from synthesizer.batch import (
     uncorrupted_length,
     window,
 )
+from synthesizer.data.tokenizer import NUM_SENTINELS, Template, sentinel
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import language_model_statistics, score
-from synthesizer.recipe import Recipe
 from synthesizer.tasks.stream import Stream
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import NUM_SENTINELS, Template, sentinel
 
 Array = NDArray[Any]
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import num_windows
-from synthesizer.columns import text_of
-from synthesizer.encoded import Entry, cache_folder, cache_key, fetch
+from synthesizer.data.batch import num_windows
+from synthesizer.data.columns import text_of
+from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
+from synthesizer.data.prepare import Columns, Examples, Fields, chunked, prepare
+from synthesizer.data.sampler import Order
+from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
+from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import bigram_statistics, fit_bigram, score
-from synthesizer.order import Order
-from synthesizer.recipe import Recipe
-from synthesizer.sources import SPLITS, Row, Source, data_folder, open_source
-from synthesizer.tasks.prepare import Columns, Examples, Fields, chunked, prepare
-from synthesizer.text import Template, encode_documents, fingerprint, train_tokenizer
 
 Array = NDArray[Any]
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import ROUGE, rouge_signature, rouge_statistics
-from synthesizer.recipe import Recipe
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 from synthesizer.tasks.translation import read_pair
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch
+from synthesizer.data.batch import Batch
 
 Array = NDArray[Any]
 

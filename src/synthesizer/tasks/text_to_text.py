@@ -8,10 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.batch import Batch
-from synthesizer.columns import Faults, read_rows
-from synthesizer.encoded import Entry
+from synthesizer.data.batch import Batch
+from synthesizer.data.columns import Faults, read_rows
+from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.prepare import Fields, Fitter, prepare, side_of
+from synthesizer.data.sampler import Order
+from synthesizer.data.sources import Row, Source, data_folder, open_source
+from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
     GLUE,
     NO_LABEL,
@@ -26,10 +31,7 @@ from synthesizer.metrics import (
     spearman_statistics,
     superglue_average,
 )
-from synthesizer.order import Order
-from synthesizer.recipe import Recipe
-from synthesizer.sources import Row, Source, data_folder, open_source
-from synthesizer.tasks.members import MEMBERS, Member
+from synthesizer.tasks.glue import MEMBERS, Member
 from synthesizer.tasks.pairs import (
     load_ragged,
     pair_limits,
@@ -37,9 +39,7 @@ from synthesizer.tasks.pairs import (
     share_pairs,
     store_ragged,
 )
-from synthesizer.tasks.prepare import Fields, Fitter, prepare, side_of
 from synthesizer.tasks.task import Outputs, Scores
-from synthesizer.text import NUM_SENTINELS, Template, train_tokenizer
 
 Array = NDArray[Any]
 

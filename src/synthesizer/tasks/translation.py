@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from synthesizer.columns import text_of
-from synthesizer.corpora.dictionary import dictionary_baseline
+from synthesizer.data.columns import text_of
+from synthesizer.data.corpora.dictionary import dictionary_baseline
+from synthesizer.data.prepare import Columns, Fields
+from synthesizer.data.sources import Row
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import bleu_signature, bleu_statistics, chrf_signature, chrf_statistics
-from synthesizer.recipe import Recipe
-from synthesizer.sources import Row
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
-from synthesizer.tasks.prepare import Columns, Fields
 
 
 def translation(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:

@@ -1,0 +1,5 @@
+"""The attention layer and everything in it: torch alone."""
+
+from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+
+__all__ = ["CrossAttention", "SyntheticAttention", "ValueCache"]

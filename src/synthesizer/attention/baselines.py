@@ -1,0 +1,212 @@
+"""The token mixers that the paper measures itself against, one class each.
+
+LightConv and DynamicConv make the logits of convolution kernels and nothing else:
+
+    forward(x) -> logits (B, T, H, W), or (1, 1, H, W) where the tokens have no say
+
+Window, softmax, DropConnect and gates are convolution.py's. Linformer is a whole token mixer.
+Letters as in synthesis.py; W kernel width, R the k of Linformer.
+"""
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synthesizer.attention.layer import Cache, split_heads
+from synthesizer.attention.masks import check_mask, check_positions, check_tokens, locate, too_long
+from synthesizer.attention.resize import resized
+from synthesizer.attention.synthesis import Size
+from synthesizer.errors import UserError
+from synthesizer.spec import require_positive
+
+
+class LightConv(nn.Module):
+    """Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head: the same at every token."""
+
+    paper = "Wu et al. 2019"
+    parameter_count = "D^2 + H kernel"
+    looks_at = "nothing"
+    name = "lightconv"
+
+    def __init__(self, size: Size, *, kernel: int = 31) -> None:
+        super().__init__()
+        require_positive(self.name, kernel=kernel)
+        self.kernel = kernel
+        self.table = nn.Parameter(torch.empty(size.num_heads, kernel))  # (H, W)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start near zero: a kernel begins as the mean of its window, as Random does."""
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[None, None]
+
+
+class DynamicConv(nn.Module):
+    """Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated: each token writes its own kernel."""
+
+    paper = "Wu et al. 2019"
+    parameter_count = "D^2 + D H kernel"
+    looks_at = "its own token"
+    name = "dynamicconv"
+
+    def __init__(self, size: Size, *, kernel: int = 31) -> None:
+        super().__init__()
+        require_positive(self.name, kernel=kernel)
+        self.kernel, self.num_heads = kernel, size.num_heads
+        self.write = nn.Linear(size.d_model, size.num_heads * kernel, bias=False)
+
+    def reset_parameters(self) -> None:
+        """All weights are the linear map's, which draws itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write(x).unflatten(-1, (self.num_heads, self.kernel))
+
+
+class Weightless(nn.Module):
+    """A token mixer that has no attention weights between tokens to show."""
+
+    name: str
+    causal: bool
+
+    def attend(self, x: Tensor, **keywords: object) -> NoReturn:
+        raise self._no_weights()
+
+    def weights(self, x: Tensor, **keywords: object) -> NoReturn:
+        raise self._no_weights()
+
+    def _no_weights(self) -> UserError:
+        return UserError(
+            f"{self.name!r} has no attention weights between tokens; "
+            "leave output_attentions out, or choose a synthesizing function"
+        )
+
+    def _check(self, x: Tensor, d_model: int, bias: Tensor | None, cache: Cache | None) -> None:
+        check_tokens(x, d_model)
+        if cache is not None and not self.causal:
+            raise UserError(
+                f"{self.name!r} looks ahead here, so that no cache can be continued; "
+                "leave the cache out"
+            )
+        if bias is not None:
+            raise UserError(
+                f"{self.name!r} has no logits that a bias could be added to; "
+                'choose other positions than "relative"'
+            )
+
+
+class Linformer(Weightless):
+    """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V: E and F, learned (N, k), bring the length to k."""
+
+    paper = "Wang et al. 2020"
+    parameter_count = "2 D^2 + 2 N k"
+    looks_at = "every pair"
+    name = "linformer"
+
+    def __init__(
+        self,
+        size: Size,
+        causal: bool = False,
+        dropout: float = 0.0,
+        *,
+        k: int = 32,
+        share_heads: bool = True,
+        share_kv: bool = False,
+    ) -> None:
+        super().__init__()
+        require_positive(self.name, k=k)
+        if causal:
+            raise UserError(
+                f"linformer:k={k} cannot be causal: each of its {k} keys is a sum over the whole "
+                "sequence, the future included; use it in an encoder, and another spec for a "
+                "decoder (decoder_synthesis)"
+            )
+        self.size, self.causal, self.dropout = size, causal, dropout
+        self.k, self.share_heads, self.share_kv = k, share_heads, share_kv
+        groups = 1 if share_heads else size.num_heads
+        self.query = nn.Linear(size.d_model, size.d_model, bias=False)
+        self.key = nn.Linear(size.d_model, size.d_model, bias=False)
+        self.value = nn.Linear(size.d_model, size.d_model, bias=False)
+        self.output = nn.Linear(size.d_model, size.d_model, bias=False)
+        self.project_key = nn.Parameter(torch.empty(groups, size.max_len, k))  # (1 or H, N, R)
+        self.project_value = None if share_kv else nn.Parameter(self.project_key.detach().clone())
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the length projections, so that a full sequence keeps its variance."""
+        for projection in (self.project_key, self.project_value):
+            if projection is not None:
+                _draw_projection(projection)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Project the length of keys and values, padding left out, then attend to what is left."""
+        self._check(x, self.size.d_model, bias, cache)
+        positions = self._locate(x, attention_mask, position_ids)
+        kept = x if attention_mask is None else x * attention_mask[..., None].to(x.dtype)
+        project_value = self.project_key if self.project_value is None else self.project_value
+        keys = self._shorten(kept, self.key, self.project_key, positions)
+        values = self._shorten(kept, self.value, project_value, positions)
+        queries = split_heads(self.query(x), self.size.num_heads)
+        rate = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(queries, keys, values, dropout_p=rate)
+        return self.output(y.transpose(1, 2).flatten(-2))
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop the length projections."""
+        self.size = Size(self.size.d_model, self.size.num_heads, max_len)
+        self.project_key = nn.Parameter(resized(self.project_key, (1,), max_len, _draw_projection))
+        if self.project_value is not None:
+            self.project_value = nn.Parameter(
+                resized(self.project_value, (1,), max_len, _draw_projection)
+            )
+
+    def _locate(
+        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        batch, length, _ = x.shape
+        if length > self.size.max_len:
+            raise too_long(length, self.size.max_len)
+        if attention_mask is not None:
+            check_mask(attention_mask, batch, length)
+        if position_ids is not None:
+            check_positions(position_ids, batch, length, self.size.max_len)
+        return locate(attention_mask, position_ids, length, x.device)
+
+    def _shorten(
+        self, x: Tensor, linear: nn.Linear, projection: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Map x (B, S, D) and project its length: (B, H, R, K).
+
+        One projection for all heads commutes with the map and goes first: R tokens are mapped
+        then, not S.
+        """
+        picked = projection[:, positions]  # (1 or H, S, R), or (1 or H, B, S, R)
+        rows = "hsr" if positions.dim() == 1 else "hbsr"
+        x = x if self.share_heads else linear(x)
+        groups = x.unflatten(-1, (projection.shape[0], -1))  # (B, S, 1 or H, D or K)
+        short = torch.einsum(f"{rows},bshk->brhk", picked, groups).flatten(-2)
+        return split_heads(linear(short) if self.share_heads else short, self.size.num_heads)
+
+
+def _draw_projection(projection: Tensor) -> None:
+    nn.init.normal_(projection, std=projection.shape[-2] ** -0.5)
+
+
+Baseline = LightConv | DynamicConv | Linformer
+
+BASELINES: dict[str, type[Baseline]] = {
+    "lightconv": LightConv,
+    "dynamicconv": DynamicConv,
+    "linformer": Linformer,
+}

@@ -1,0 +1,169 @@
+"""From kernels to outputs: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
+
+The only place with a window, the gates, a softmax over a kernel and DropConnect.
+A convolution runs over the real tokens in their order, wherever padding stands between them; so
+padding changes no real token's output. Beyond the ends of a sequence stand zeros, and a kernel is
+not normalized anew there. Positions have no say. Letters as in baselines.py; P the padded length.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synthesizer.attention.baselines import DynamicConv, LightConv, Weightless
+from synthesizer.attention.layer import Cache
+from synthesizer.attention.masks import check_mask, hides_only_the_end
+from synthesizer.attention.synthesis import Size
+
+SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
+BLOCK = 16  # rows of a band matrix that are multiplied at once
+
+
+class Convolution(Weightless):
+    """A gated depthwise convolution; `synthesis` says where its kernels come from."""
+
+    def __init__(
+        self,
+        size: Size,
+        synthesis: LightConv | DynamicConv,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size, self.synthesis, self.causal, self.dropout = size, synthesis, causal, dropout
+        self.name = synthesis.name
+        self.before = synthesis.kernel - 1 if causal else (synthesis.kernel - 1) // 2
+        self.after = synthesis.kernel - 1 - self.before
+        self.value = nn.Linear(size.d_model, 2 * size.d_model, bias=False)
+        self.output = nn.Linear(size.d_model, size.d_model, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        self._check(x, self.size.d_model, bias, cache)
+        past = 0 if cache is None else cache.get_seq_length()
+        if attention_mask is not None:
+            check_mask(attention_mask, x.shape[0], past + x.shape[1])
+            attention_mask = attention_mask[:, past:]
+        queue = line_up(F.glu(self.value(x)), attention_mask)
+        window = self._window(queue, cache)
+        weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
+        return self.output(stand_back(convolve(window, weights), queue))
+
+    def resize(self, max_len: int) -> None:
+        """A kernel does not know how long a sequence is."""
+        self.size = Size(self.size.d_model, self.size.num_heads, max_len)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
+
+    def _window(self, queue: "Queue", cache: Cache | None) -> Tensor:
+        """All that the tokens look at: (B, before + T + after, D)."""
+        held = None if cache is None else cache.window()
+        if held is None:
+            window = F.pad(queue.x, (0, 0, self.before, self.after))
+        else:
+            window = torch.cat([held, queue.x], dim=1)
+        if cache is not None:
+            cache.slide(_last(window, queue, self.before), queue.x.shape[1])
+        return window
+
+    def _drop(self, weights: Tensor, length: int) -> Tensor:
+        """DropConnect: drop weights at every token; one draw serves the batch if kernels do."""
+        if not self.training or self.dropout == 0.0:
+            return weights
+        return F.dropout(weights.expand(-1, length, -1, -1), self.dropout)
+
+
+class Queue(NamedTuple):
+    """The real tokens of each example first, in their order, and zeros behind them."""
+
+    x: Tensor  # (B, T, D)
+    real: Tensor | None  # (B, T), by slot; None where all are
+    order: Tensor | None  # (B, T), the slot each token came from; None where none has moved
+
+
+def line_up(x: Tensor, attention_mask: Tensor | None) -> Queue:
+    """Move the real tokens of x (B, T, D) together."""
+    if attention_mask is None:
+        return Queue(x, None, None)
+    real = attention_mask.bool()
+    x = x.masked_fill(~real[..., None], 0.0)
+    if hides_only_the_end(real):
+        return Queue(x, real, None)
+    order = (~real).int().argsort(dim=1, stable=True)
+    return Queue(x.take_along_dim(order[..., None], dim=1), real, order)
+
+
+def stand_back(y: Tensor, queue: Queue) -> Tensor:
+    """Move outputs (B, T, D) back to the slots of their tokens; padding gets zeros."""
+    if queue.order is not None:
+        y = torch.zeros_like(y).scatter(1, queue.order[..., None].expand_as(y), y)
+    return y if queue.real is None else y.masked_fill(~queue.real[..., None], 0.0)
+
+
+def convolve(x: Tensor, weights: Tensor) -> Tensor:
+    """Sum x (B, T + W - 1, D) by weights (1 or B, 1 or T, H, W) around each token: (B, T, D).
+
+    A narrow kernel is shifted and added; a wide one becomes a band matrix, multiplied in blocks.
+    """
+    weights = weights.to(x.dtype)
+    width = weights.shape[-1]
+    x = x.unflatten(-1, (weights.shape[2], -1))  # (B, P, H, K)
+    length = x.shape[1] - width + 1
+    if width <= SHIFTED:
+        return _shift_and_add(x, weights, length).flatten(-2)
+    block = max(BLOCK, width - 1)
+    if length <= block:
+        weights = weights.expand(-1, length, -1, -1).transpose(1, 2)
+        return (band(weights) @ x.transpose(1, 2)).transpose(1, 2).flatten(-2)
+    return _multiply_blocks(x, weights, length, block).flatten(-2)
+
+
+def band(weights: Tensor) -> Tensor:
+    """Write the kernels (..., n, W) of n tokens as a matrix (..., n, n + W - 1), row i moved by i.
+
+    A row padded by n and read in lines one element shorter moves by one at every line.
+    """
+    rows, width = weights.shape[-2:]
+    padded = F.pad(weights, (0, rows)).flatten(-2)
+    return padded[..., : rows * (rows + width - 1)].unflatten(-1, (rows, rows + width - 1))
+
+
+def _shift_and_add(x: Tensor, weights: Tensor, length: int) -> Tensor:
+    y = weights[..., :1] * x[:, :length]
+    for j in range(1, weights.shape[-1]):
+        y = torch.addcmul(y, weights[..., j : j + 1], x[:, j : j + length])
+    return y
+
+
+def _multiply_blocks(x: Tensor, weights: Tensor, length: int, block: int) -> Tensor:
+    """The band matrix holds zeros far from its diagonal: multiply block by block along it."""
+    width, count = weights.shape[-1], -(-length // block)
+    x = F.pad(x, (0, 0, 0, 0, 0, (count + 1) * block - x.shape[1]))
+    x = x.unflatten(1, (count + 1, block)).transpose(2, 3)  # (B, count + 1, H, block, K)
+    windows = torch.cat([x[:, :-1], x[:, 1:, :, : width - 1]], dim=3)
+    if weights.shape[1] == 1:
+        weights = weights.expand(-1, block, -1, -1)[:, None]
+    else:
+        weights = F.pad(weights, (0, 0, 0, 0, 0, count * block - length))
+        weights = weights.unflatten(1, (count, block))
+    y = band(weights.transpose(2, 3)) @ windows  # (B, count, H, block, K)
+    return y.transpose(2, 3).flatten(1, 2)[:, :length]
+
+
+def _last(window: Tensor, queue: Queue, width: int) -> Tensor:
+    """The last real inputs of each example, zeros before the first: (B, width, D)."""
+    if queue.real is None:
+        return window[:, window.shape[1] - width :]
+    slots = queue.real.sum(1)[:, None] + torch.arange(width, device=window.device)
+    return window.take_along_dim(slots[..., None], dim=1)

@@ -1,0 +1,12 @@
+"""python -m synthesizer.fast: compile the optional kernel for this machine."""
+
+import sys
+
+from synthesizer.attention.fast.kernel import build
+from synthesizer.errors import UserError
+
+try:
+    sys.stdout.write(f"{build()}\n")
+except UserError as error:
+    sys.stderr.write(f"synthesizer: error: {error}\n")
+    sys.exit(2)

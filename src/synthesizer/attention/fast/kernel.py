@@ -1,0 +1,200 @@
+"""An optional compiled way through the blocks, in C and without torch's headers: kernel.c.
+
+    python -m synthesizer.attention.fast      compile it for this machine, once, in a second
+
+Nothing is compiled otherwise. What was compiled lies in the user's cache under a name made of the
+source, the flags and the processor, and is used from then on where it fits: float32 on a CPU, one
+thread, no outer product, and a torch that lends its BLAS. Elsewhere blocks.py does the same in
+torch. Letters as in terms.py.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from shutil import which
+
+import torch
+from torch import Tensor
+
+from synthesizer.attention.fast.tensors import Parts
+from synthesizer.attention.fast.visibility import Sight
+from synthesizer.errors import UserError
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
+CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
+FEWEST_ROWS, MOST_ROWS = 64, 256
+BESIDE = 2**20  # numbers of the values that stand side by side
+
+
+class Strided(ctypes.Structure):
+    """What kernel.c calls Strided: (H, B, rows, n), where an axis of one is shared."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("head", "example", "row")],
+    )
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> "Strided":
+        """A tensor of four axes, the last without gaps."""
+        if tensor is None:
+            return cls()
+        steps = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+        return cls(tensor.data_ptr(), *[0 if size == 1 else step for size, step in steps])
+
+
+class Numbers(ctypes.Structure):
+    """What kernel.c calls Numbers: (B or 1, T), int32."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("example", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> "Numbers":
+        """A tensor of two axes, the last without gaps."""
+        if tensor is None:
+            return cls()
+        return cls(tensor.data_ptr(), 0 if len(tensor) == 1 else tensor.stride(0))
+
+
+TERMS = ("queries", "keys", "values", "table", "weight", "offsets")
+
+
+class Call(ctypes.Structure):
+    """What kernel.c calls a Call."""
+
+    _fields_ = (
+        ("gemm", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("heads", "batch", "beside", "num_queries")],
+        *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows", "ready")],
+        *[(name, Strided) for name in (*TERMS, "output")],
+        *[(f"grad_{name}", Strided) for name in TERMS],
+        *[(name, Numbers) for name in ("counts", "places")],
+        ("room", ctypes.c_void_p),
+    )
+
+
+class Kernel:
+    """The compiled functions."""
+
+    def __init__(self, path: Path, gemm: int) -> None:
+        library = ctypes.CDLL(str(path))
+        self._gemm, self._attend, self._attend_back = gemm, library.attend, library.attend_back
+        for function in (self._attend, self._attend_back):
+            function.argtypes, function.restype = [ctypes.POINTER(Call)], None
+
+    def attend(self, parts: Parts, sight: Sight, num_queries: int, ready: bool = False) -> Tensor:
+        """softmax(terms over what is seen) values, (H, B, T, K); a ready table holds weights."""
+        assert parts.values is not None
+        num_heads, batch, _, width = parts.values.shape
+        output = parts.values.new_empty(batch, num_queries, num_heads, width).permute(2, 0, 1, 3)
+        call, _room = self._call(parts, sight, output)
+        call.ready = ready
+        self._attend(call)
+        return output
+
+    def attend_back(self, parts: Parts, sight: Sight, grad: Tensor, grads: Parts) -> None:
+        """Write the gradients that grads has room for; those of table and offsets are added."""
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        call, _room = self._call(parts, sight, grad)
+        for name, tensor in _by_name(grads).items():
+            setattr(call, f"grad_{name}", Strided.of(tensor))
+        self._attend_back(call)
+
+    def _call(self, parts: Parts, sight: Sight, output: Tensor) -> tuple[Call, Tensor]:
+        """A call, and the room that it works in."""
+        assert parts.values is not None
+        num_heads, batch, num_queries, value_width = output.shape
+        num_keys, queries = parts.values.shape[2], parts.queries
+        width = 0 if queries is None else queries.shape[-1]
+        alike = (queries is None or queries.shape[1] == 1) and sight.is_shared
+        beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
+        budget = CACHED // 2 if sight.grows else CACHED
+        rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
+        num_values = beside * value_width
+        room = output.new_empty(2 * (rows + width + num_values) * num_keys + rows * num_values)
+        sizes = (num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
+        call = Call(self._gemm, *sizes, room=room.data_ptr(), output=Strided.of(output))
+        for name, tensor in _by_name(parts).items():
+            setattr(call, name, Strided.of(tensor))
+        call.counts, call.places = Numbers.of(sight.counts), Numbers.of(sight.places)
+        return call, room
+
+
+def kernel_for(tensor: Tensor) -> Kernel | None:
+    """The kernel, where it has been built and does what this tensor wants."""
+    fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return loaded(os.environ.get(HOME)) if fits and torch.get_num_threads() == 1 else None
+
+
+@cache
+def loaded(home: str | None) -> Kernel | None:
+    """The kernel of a folder, looked for once in a process."""
+    path, gemm = built_path(home), _gemm()
+    return Kernel(path, gemm) if gemm is not None and path.exists() else None
+
+
+def built_path(home: str | None) -> Path:
+    """Where the kernel of this source, these flags and this processor lies, or would."""
+    facts = (SOURCE.read_text(), *FLAGS, platform.machine(), _processor())
+    name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return Path(home or os.path.expanduser("~/.cache/synthesizer")) / f"kernel-{name}.so"
+
+
+def build() -> Path:
+    """Compile the kernel for this machine and return where it lies."""
+    compiler = next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        raise UserError("no C compiler was found (cc, gcc, clang); install one, or do without")
+    path = built_path(os.environ.get(HOME))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    told = subprocess.run(
+        [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(fresh), str(SOURCE)],
+        capture_output=True,
+        text=True,
+    )
+    if told.returncode:
+        raise UserError(f"{compiler} failed: {told.stderr.strip()}; the torch path still works")
+    fresh.replace(path)
+    loaded.cache_clear()
+    return path
+
+
+def _gemm() -> int | None:
+    """The address of the matrix product that torch carries, where it shows one."""
+    name = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}.get(
+        platform.system().lower()
+    )
+    library = None if name is None else Path(torch.__file__).parent / "lib" / name
+    if library is None or not library.exists():
+        return None
+    found = getattr(ctypes.CDLL(str(library)), "sgemm_", None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
+        return platform.processor()
+    lines = facts.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _by_name(parts: Parts) -> dict[str, Tensor | None]:
+    """The tensors that kernel.c knows, with four axes each."""
+    table, weight, offsets = parts.table, parts.weight, parts.offsets
+    return {
+        "queries": parts.queries,
+        "keys": parts.keys,
+        "values": parts.values,
+        "table": None if table is None else table[:, None],
+        "weight": None if weight is None else weight[:, None, None, None],
+        "offsets": None if offsets is None else offsets[:, None, None],
+    }

@@ -1,0 +1,36 @@
+"""Token mixers: whatever may stand in a layer where attention stands.
+
+    forward(x, *, attention_mask, position_ids, bias, cache) -> (B, T, D)
+    resize(max_len)
+
+SyntheticAttention, for every synthesizing function and mixture; or a baseline.
+"""
+
+from synthesizer.attention.baselines import BASELINES, Linformer
+from synthesizer.attention.convolution import Convolution
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.synthesis import Size, spec_of
+from synthesizer.spec import parse_spec, read_options, term_of
+
+Mixer = SyntheticAttention | Convolution | Linformer
+
+
+def build_mixer(spec: str, size: Size, *, causal: bool = False, dropout: float = 0.0) -> Mixer:
+    """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer."""
+    term = parse_spec(spec)[0]
+    if term.name not in BASELINES:
+        return SyntheticAttention(
+            size.d_model, size.num_heads, size.max_len, spec, causal=causal, dropout=dropout
+        )
+    cls = BASELINES[term.name]
+    options = read_options(term, cls)
+    if issubclass(cls, Linformer):
+        return cls(size, causal, dropout, **options)
+    return Convolution(size, cls(size, **options), causal=causal, dropout=dropout)
+
+
+def spec_of_mixer(mixer: Mixer) -> str:
+    """Write the spec that builds this mixer, with the options that differ from their defaults."""
+    if isinstance(mixer, SyntheticAttention):
+        return spec_of(mixer.synthesis)
+    return str(term_of(mixer.name, mixer if isinstance(mixer, Linformer) else mixer.synthesis))

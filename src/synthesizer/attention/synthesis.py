@@ -1,0 +1,395 @@
+"""Where attention logits come from: the synthesizing functions of the paper, one class each.
+
+    keys(x) -> Tensor | None            what a cache must keep of the tokens looked at
+    forward(x, keys, positions, key_positions) -> logits
+                                        (B, H, T, S), or (1, H, T, S) where the batch has no say
+    resize(max_len)                     grow or crop: what both lengths share stays, new is drawn
+    reset_parameters()                  draw anew
+
+    x              (B, T, D)            the tokens that look
+    keys           (B, H, S, d_keys)    what keys(x) gave for the tokens looked at
+    positions      (T,) or (B, T)       where the tokens that look stand
+    key_positions  (S,) or (B, S)       where the tokens looked at stand
+
+Masks, softmax, dropout and values are attention.py's, written there once.
+Letters: B batch, T queries, S keys, D model, H heads, K head width, N longest sequence, R rank.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from synthesizer.attention.resize import resized
+from synthesizer.errors import UserError
+from synthesizer.spec import NONE, Term, parse_spec, read_options, require_positive, term_of
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers every synthesizing function is built from."""
+
+    d_model: int
+    num_heads: int
+    max_len: int
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.d_model < 1 or self.d_model % self.num_heads:
+            raise UserError(
+                f"d_model={self.d_model} does not divide into num_heads={self.num_heads}; "
+                "choose a d_model that is a multiple of num_heads"
+            )
+        if self.max_len < 1:
+            raise UserError(f"max_len={self.max_len}; it must be at least 1")
+
+    @property
+    def d_head(self) -> int:
+        """K, the width of one head."""
+        return self.d_model // self.num_heads
+
+
+class DotProduct(nn.Module):
+    """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): the Transformer's own, from every pair of tokens."""
+
+    paper = "V"
+    parameter_count = "2 D^2"
+    looks_at = "every pair"
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.wq = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.wk = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.d_keys = size.d_head
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw_weight(self.wq)
+        _draw_weight(self.wk)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return torch.einsum("bsd,hdk->bhsk", x, self.wk)
+
+    def forward(
+        self, x: Tensor, keys: Tensor, positions: Tensor | None, key_positions: Tensor | None
+    ) -> Tensor:
+        queries = torch.einsum("btd,hdk->bhtk", x, self.wq) * self.d_keys**-0.5
+        return torch.einsum("bhtk,bhsk->bhts", queries, keys)
+
+    def resize(self, max_len: int) -> None:
+        """Nothing here depends on the length."""
+
+
+class Random(nn.Module):
+    """B = R, a learned (N, N) table per head: the tokens are never read."""
+
+    paper = "R"
+    parameter_count = "H N^2"
+    looks_at = "nothing"
+    d_keys = 0
+
+    def __init__(self, size: Size, *, std: float = 0.02) -> None:
+        super().__init__()
+        self.std = std
+        self.table = _empty(size.num_heads, size.max_len, size.max_len)  # (H, N, N)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start near zero: attention begins almost uniform, as in the authors' code."""
+        self._draw(self.table)
+
+    def keys(self, x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        return _look_up(self.table, positions, key_positions)
+
+    def resize(self, max_len: int) -> None:
+        self.table = nn.Parameter(resized(self.table, (1, 2), max_len, self._draw))
+
+    def _draw(self, table: Tensor) -> None:
+        nn.init.normal_(table, std=self.std)
+
+
+class FixedRandom(nn.Module):
+    """B = R, an (N, N) table per head drawn once, saved and never trained."""
+
+    paper = "Fix"
+    parameter_count = "0"
+    looks_at = "nothing"
+    d_keys = 0
+    table: Tensor
+
+    def __init__(self, size: Size, *, std: float = 1.0) -> None:
+        super().__init__()
+        self.std = std
+        table = torch.empty(size.num_heads, size.max_len, size.max_len)
+        self.register_buffer("table", table)  # (H, N, N)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw from N(0, 1): a table near zero that never moves would be mean pooling."""
+        self._draw(self.table)
+
+    def keys(self, x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        return _look_up(self.table, positions, key_positions)
+
+    def resize(self, max_len: int) -> None:
+        self.table = resized(self.table, (1, 2), max_len, self._draw)
+
+    def _draw(self, table: Tensor) -> None:
+        nn.init.normal_(table, std=self.std)
+
+
+class FactorizedRandom(nn.Module):
+    """B = R1 R2^T, both (N, k) and learned, k << N: the tokens are never read."""
+
+    paper = "FR"
+    parameter_count = "2 H N k"
+    looks_at = "nothing"
+    d_keys = 0
+
+    def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
+        super().__init__()
+        require_positive("factorized_random", k=k)
+        self.k, self.std = k, std
+        self.rows = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.columns = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both factors so that their product starts with the spread of a Random table."""
+        self._draw(self.rows)
+        self._draw(self.columns)
+
+    def keys(self, x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        rows, columns = _at(self.rows.mT, positions), _at(self.columns.mT, key_positions)
+        return torch.einsum("bhrt,bhrs->bhts", rows, columns)
+
+    def resize(self, max_len: int) -> None:
+        self.rows = nn.Parameter(resized(self.rows, (1,), max_len, self._draw))
+        self.columns = nn.Parameter(resized(self.columns, (1,), max_len, self._draw))
+
+    def _draw(self, factor: Tensor) -> None:
+        nn.init.normal_(factor, std=(self.std / math.sqrt(self.k)) ** 0.5)
+
+
+class Dense(nn.Module):
+    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token writes its own row, blind to the others."""
+
+    paper = "D"
+    parameter_count = "D^2 + D N"
+    looks_at = "its own token"
+    d_keys = 0
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.w1 = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = _empty(size.num_heads, size.d_head)  # (H, K)
+        self.w2 = _empty(size.num_heads, size.d_head, size.max_len)  # (H, K, N)
+        self.b2 = _empty(size.num_heads, size.max_len)  # (H, N)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw_weight(self.w1)
+        _draw_weight(self.w2)
+        nn.init.zeros_(self.b1)
+        nn.init.zeros_(self.b2)
+
+    def keys(self, x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
+        columns, offsets = _at(self.w2, key_positions), _at(self.b2, key_positions)
+        return torch.einsum("bhtk,bhks->bhts", hidden, columns) + offsets[:, :, None]
+
+    def resize(self, max_len: int) -> None:
+        self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, _draw_weight))
+        self.b2 = nn.Parameter(resized(self.b2, (1,), max_len, nn.init.zeros_))
+
+
+class FactorizedDense(nn.Module):
+    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1)): an outer product."""
+
+    paper = "FD"
+    parameter_count = "D^2 + D (a + b)"
+    looks_at = "its own token"
+    d_keys = 0
+
+    def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
+        super().__init__()
+        self.a, self.b = _sides(size.max_len, a, b)
+        self.w1 = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = _empty(size.num_heads, size.d_head)  # (H, K)
+        self.wa = _empty(size.num_heads, size.d_head, self.a)  # (H, K, a)
+        self.ba = _empty(size.num_heads, self.a)  # (H, a)
+        self.wb = _empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
+        self.bb = _empty(size.num_heads, self.b)  # (H, b)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.w1, self.wa, self.wb):
+            _draw_weight(weight)
+        for bias in (self.b1, self.ba, self.bb):
+            nn.init.zeros_(bias)
+
+    def keys(self, x: Tensor) -> None:
+        return None
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Tile one factor, repeat the other, and multiply: all a b columns differ."""
+        hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
+        tiled = torch.einsum("bhtk,hkn->bhtn", hidden, self.wa) + self.ba[:, None]
+        repeated = torch.einsum("bhtk,hkn->bhtn", hidden, self.wb) + self.bb[:, None]
+        return _pick(tiled, key_positions % self.a) * _pick(repeated, key_positions // self.a)
+
+    def resize(self, max_len: int) -> None:
+        """Keep a, so that every learned column stays where it was, and grow or crop b."""
+        self.b = -(-max_len // self.a)
+        self.wb = nn.Parameter(resized(self.wb, (2,), self.b, _draw_weight))
+        self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
+
+
+SYNTHESES = {
+    "dot": DotProduct,
+    "random": Random,
+    "fixed_random": FixedRandom,
+    "factorized_random": FactorizedRandom,
+    "dense": Dense,
+    "factorized_dense": FactorizedDense,
+}
+
+
+Part = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense
+
+
+class Mixture(nn.Module):
+    """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
+
+    parts: Sequence[Part]
+
+    def __init__(self, parts: Sequence[Part], num_heads: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
+        self.mix = _empty(num_heads, len(parts))  # (H, parts)
+        self.widths = [part.d_keys for part in parts]
+        self.d_keys = sum(self.widths)
+        reach = ("nothing", "its own token", "every pair")
+        self.looks_at = max((part.looks_at for part in parts), key=reach.index)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.mix)
+
+    def alphas(self) -> Tensor:
+        """The weight of each part: (H, parts), rows sum to one."""
+        return self.mix.softmax(-1)
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        each = [part.keys(x) for part in self.parts]
+        kept = [keys for keys in each if keys is not None]
+        return torch.cat(kept, dim=-1) if kept else None
+
+    def forward(
+        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+    ) -> Tensor:
+        split = [None] * len(self.widths) if keys is None else keys.split(self.widths, dim=-1)
+        alphas = self.alphas().unbind(-1)
+        logits = [
+            alpha[:, None, None] * part(x, kept, positions, key_positions)
+            for alpha, part, kept in zip(alphas, self.parts, split, strict=True)
+        ]
+        return sum(logits[1:], start=logits[0])
+
+    def resize(self, max_len: int) -> None:
+        for part in self.parts:
+            part.resize(max_len)
+
+
+Synthesis = Part | Mixture
+
+
+def build_synthesis(spec: str, size: Size) -> Synthesis:
+    """Turn 'dense', 'factorized_random:k=16' or 'dense+dot' into a module that makes logits."""
+    terms = parse_spec(spec)
+    if terms[0].name == NONE:
+        raise UserError(
+            "synthesis 'none' makes no logits; it leaves the attention sublayer out of a model"
+        )
+    parts = [_build_part(term, size) for term in terms]
+    return parts[0] if len(parts) == 1 else Mixture(parts, size.num_heads)
+
+
+def spec_of(synthesis: Synthesis) -> str:
+    """Write the spec that builds this module, with the options that differ from their defaults."""
+    if isinstance(synthesis, Mixture):
+        return "+".join(spec_of(part) for part in synthesis.parts)
+    name = next(name for name, cls in SYNTHESES.items() if type(synthesis) is cls)
+    return str(term_of(name, synthesis))
+
+
+def _build_part(term: Term, size: Size) -> Part:
+    if term.name not in SYNTHESES:
+        raise UserError(
+            f"synthesis {term.name!r} is a baseline and makes no logits; "
+            "build it with build_mixer, or in a model"
+        )
+    cls = SYNTHESES[term.name]
+    return cls(size, **read_options(term, cls))
+
+
+def _sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
+    """The sides of the outer product: as given, or as square as max_len allows."""
+    for given in ({"a": a}, {"b": b}):
+        require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
+    if a is None:
+        a = math.isqrt(max_len - 1) + 1 if b is None else -(-max_len // b)
+    if b is None:
+        b = -(-max_len // a)
+    if a * b < max_len:
+        raise UserError(
+            f"factorized_dense with a={a}, b={b} covers {a * b} positions but max_len={max_len}; "
+            f"choose a*b of at least {max_len}"
+        )
+    return a, b
+
+
+def _empty(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape))
+
+
+def _draw_weight(weight: Tensor) -> None:
+    """Keep the variance of what a (H, in, out) weight multiplies."""
+    nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
+
+
+def _hidden(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    """relu(x W1 + b1) per head: (B, H, T, K)."""
+    return (torch.einsum("btd,hdk->bhtk", x, w1) + b1[:, None]).relu()
+
+
+def _at(table: Tensor, positions: Tensor) -> Tensor:
+    """Read a table's last axis at shared (S,) or per-example (B, S) positions: (1 or B, ..., S)."""
+    picked = table[..., positions]
+    return picked[None] if positions.dim() == 1 else picked.movedim(-2, 0)
+
+
+def _look_up(table: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Read table[h, positions[i], key_positions[j]]: (1 or B, H, T, S)."""
+    picked = table[:, positions[..., :, None], key_positions[..., None, :]].movedim(0, -3)
+    return picked if picked.dim() == 4 else picked[None]
+
+
+def _pick(values: Tensor, index: Tensor) -> Tensor:
+    """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) places."""
+    if index.dim() == 1:
+        return values[..., index]
+    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))

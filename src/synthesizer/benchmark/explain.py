@@ -1,0 +1,38 @@
+"""Which path an attention takes, asked of the attention itself."""
+
+import torch
+
+from synthesizer.attention import fast
+from synthesizer.attention.fast.terms import num_outer
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.masks import IN_SLOTS
+from synthesizer.attention.mixers import build_mixer
+from synthesizer.attention.synthesis import Size
+from synthesizer.benchmark.cases import Setting
+
+
+def chosen_path(name: str, setting: Setting) -> fast.Choice:
+    """The path of a variant in a setting, nothing computed."""
+    size = Size(setting.d_model, setting.num_heads, setting.length)
+    mixer = build_mixer(name, size, causal="causal" in setting.view)
+    if not isinstance(mixer, SyntheticAttention):
+        return fast.Choice("its own", "no attention is synthesized")
+    x = torch.empty(1, 1, 1).expand(setting.batch, setting.length, setting.d_model)
+    padded = torch.ones(1, 1, dtype=torch.bool).expand(setting.batch, setting.length)
+    call = fast.Call(
+        x,
+        keys=None,
+        values=x.unflatten(-1, (setting.num_heads, -1)).transpose(1, 2),
+        causal=mixer.causal,
+        mask=padded if "padded" in setting.view else None,
+        bias=None,
+        dropout=0.0,
+        standing=IN_SLOTS,
+    )
+    choice = fast.choose(mixer.synthesis, call)
+    if choice.path not in ("table", "blocks") or num_outer(mixer.synthesis):
+        return choice
+    compiled = fast.has_kernel(torch.device(setting.device))
+    return (
+        choice._replace(reason=choice.reason + "; by the compiled kernel") if compiled else choice
+    )

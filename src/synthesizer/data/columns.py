@@ -1,0 +1,223 @@
+"""Which column plays which role, what a row's fields hold, and what becomes of bad rows."""
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from synthesizer.data.sources import Row
+from synthesizer.errors import UserError
+
+NAMES = {
+    "source": ("source", "src", "input", "en", "english", "article", "document", "dialogue"),
+    "target": ("target", "tgt", "output", "de", "german", "fr", "french", "summary", "highlights"),
+    "text": ("text", "sentence", "content", "review", "comment", "body", "message", "document"),
+    "label": ("label", "labels", "class", "category", "target", "sentiment", "stars", "rating"),
+    "dialog": ("dialog", "dialogue", "turns", "utterances", "conversation", "messages"),
+    "persona": ("personality", "persona"),
+    "reply": ("reply", "response", "answer", "target"),
+    "history": ("history", "context", "prompt", "source"),
+    "input": ("input",),
+}
+"""Names by which a role's column is known, the likeliest first, whatever their case."""
+
+T = TypeVar("T")
+
+_SAMPLE = 1000
+_MAX_LABELS = 1000
+
+
+class BadRow(Exception):  # noqa: N818  not an error until Faults makes it one
+    """Why a row cannot be an example."""
+
+
+@dataclass
+class Faults:
+    """Bad rows: the first one stops, or with skip_bad each is counted by its cause."""
+
+    skip: bool
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def note(self, row: Row, cause: str) -> None:
+        """Count a bad row or stop at it."""
+        if not self.skip:
+            raise UserError(
+                f"{row.file}, row {row.number}: {cause}; mend the row, or set data.skip_bad=true "
+                "to leave such rows out and have them counted"
+            )
+        self.counts[cause] += 1
+
+
+def read_rows(rows: Iterable[Row], read: Callable[[Row], T], faults: Faults) -> Iterator[T]:
+    """What `read` makes of each good row."""
+    for row in rows:
+        try:
+            if row.fault:
+                raise BadRow(row.fault)
+            yield read(row)
+        except BadRow as bad:
+            faults.note(row, str(bad))
+
+
+def value_of(row: Row, column: str) -> Any:  # noqa: ANN401  whatever the file holds
+    """A field; 'translation.en' looks into a struct, or at the column 'en' of a flat copy."""
+    if column in row.fields:
+        value = row.fields[column]
+    else:
+        struct, _, inner = column.partition(".")
+        value = row.fields.get(struct, row.fields)
+        value = value.get(inner) if inner and isinstance(value, Mapping) else None
+        if value is None:
+            raise BadRow(f"column '{column}' is missing")
+    if value is None:
+        raise BadRow(f"column '{column}' is empty")
+    return value
+
+
+def text_of(row: Row, column: str, *, blank: bool = False) -> str:
+    """A field that is text, or a list of texts joined by spaces; empty only where blank may be."""
+    value = value_of(row, column)
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, str) for part in parts):
+        raise BadRow(f"column '{column}' holds {type(value).__name__}, not text")
+    text = " ".join(parts)
+    check_utf8(text, column)
+    if not blank and not text.strip():
+        raise BadRow(f"column '{column}' is empty")
+    return text
+
+
+def texts_of(row: Row, column: str) -> list[str]:
+    """A field that is a list of texts; the empty ones are left out."""
+    value = value_of(row, column)
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise BadRow(f"column '{column}' holds {type(value).__name__}, not a list of texts")
+    for part in value:
+        check_utf8(part, column)
+    return [part.strip() for part in value if part.strip()]
+
+
+def check_utf8(text: str, column: str) -> None:
+    """Refuse what was not UTF-8 in the file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"column '{column}' is not UTF-8") from None
+
+
+def label_of(row: Row, column: str) -> str:
+    """A field that names a class: text, or a number written out."""
+    value = value_of(row, column)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    check_utf8(text, column)
+    if not text:
+        raise BadRow(f"column '{column}' is empty")
+    return text
+
+
+def label_number(label: str, labels: tuple[str, ...], column: str) -> int:
+    """The number of a label by its name, or of a number that stands for a name."""
+    if label in labels:
+        return labels.index(label)
+    if label.isdecimal() and int(label) < len(labels):
+        return int(label)
+    raise BadRow(f"unknown label '{label}' in column '{column}'; known are {', '.join(labels)}")
+
+
+def infer_columns(
+    rows: Iterable[Row], roles: tuple[str, ...], given: Mapping[str, str]
+) -> dict[str, str]:
+    """The column of each role: as given, by a known name, else by what the columns hold."""
+    unknown = [role for role in given if role not in roles]
+    if unknown:
+        raise UserError(
+            f"data.columns names the role '{unknown[0]}'; this task has {', '.join(roles)}"
+        )
+    sample = [row.fields for row in itertools.islice(rows, _SAMPLE) if not row.fault]
+    if not sample:
+        raise UserError("the train split has no readable row; check data.train")
+    names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+    chosen = dict(given)
+    for role, column in given.items():
+        if not _has(names, column):
+            raise UserError(
+                f"data.columns.{role} is '{column}'; the data has the columns {', '.join(names)}"
+            )
+    for role in roles:
+        free = [name for name in names if name not in chosen.values()]
+        known = [name for wanted in NAMES[role] for name in free if name.lower() == wanted]
+        if role not in chosen and known:
+            chosen[role] = known[0]
+    for role in roles:
+        free = [name for name in names if name not in chosen.values()]
+        if role not in chosen:
+            chosen[role] = _guess(role, free, names, sample)
+    return {role: chosen[role] for role in roles}
+
+
+def _has(names: list[str], column: str) -> bool:
+    struct, _, inner = column.partition(".")
+    return column in names or struct in names or inner in names
+
+
+def _guess(role: str, free: list[str], names: list[str], sample: list[dict[str, Any]]) -> str:
+    """For a label the column with the fewest values, for a text the next (or longest) of text."""
+    texts = [name for name in free if all(isinstance(row.get(name), str) for row in sample)]
+    if role == "label" and free:
+        distinct = {name: len({str(row.get(name)) for row in sample}) for name in free}
+        return min(free, key=lambda name: distinct[name])
+    if role == "text" and texts:
+        return max(texts, key=lambda name: sum(len(row[name]) for row in sample))
+    if texts:
+        return texts[0]
+    raise UserError(
+        f"no column for the role '{role}' among {', '.join(names)}; set data.columns.{role}"
+    )
+
+
+def infer_labels(values: Iterable[str], column: str) -> tuple[str, ...]:
+    """The different labels in order, numbers by size."""
+    distinct = set()
+    for value in values:
+        distinct.add(value)
+        if len(distinct) > _MAX_LABELS:
+            raise UserError(
+                f"column '{column}' has over {_MAX_LABELS:,} different values; expected classes: "
+                "set data.columns.label"
+            )
+    if len(distinct) < 2:
+        raise UserError(
+            f"column '{column}' has {len(distinct)} label; a classifier needs two or more: "
+            "set data.columns.label"
+        )
+    numeric = all(value.removeprefix("-").isdecimal() for value in distinct)
+    return tuple(sorted(distinct, key=int if numeric else None))
+
+
+def cut_splits(keys: Iterable[str], missing: list[str], share: float) -> dict[bytes, str]:
+    """Which split each missing one takes of train: hashes of content in order, equal ones together.
+
+    Adding rows moves few others, and an input that occurs twice is never in two splits.
+    """
+    hashes = sorted({hash_text(key) for key in keys})
+    if len(hashes) <= len(missing):
+        raise UserError(
+            f"train has {len(hashes)} different examples, too few to cut {' and '.join(missing)} "
+            "from it; give those files"
+        )
+    size = max(1, round(share * len(hashes)))
+    size = min(size, (len(hashes) - 1) // len(missing))
+    return {
+        value: split
+        for place, split in enumerate(missing)
+        for value in hashes[place * size : (place + 1) * size]
+    }
+
+
+def hash_text(text: str) -> bytes:
+    """Sixteen bytes that stand for a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

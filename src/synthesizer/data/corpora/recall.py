@@ -1,0 +1,36 @@
+"""A probe that needs content: say the value that this key was bound to.
+
+    input    f3 b12 k7 b f f ...       letters are keys, numbers their values
+    target   _  _   _  12 3 3 ...      scored where a key is asked
+
+Each row binds its own keys to its own values and then asks for them, so the answer stands in the
+row and nowhere else. Who cannot compare tokens can count at best: guess one of the row's values.
+"""
+
+from random import Random
+
+from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
+
+KEYS = tuple("abcdefghijklmnopqrst")
+VALUES = tuple(str(number) for number in range(20))
+
+
+def splits(
+    seed: int = 0,
+    *,
+    train: int = 8_000,
+    validation: int = 500,
+    test: int = 500,
+    bindings: int = 12,
+    questions: int = 24,
+) -> Splits:
+    """Rows of `bindings` different keys, each with a value, then of `questions` keys among them."""
+
+    def draw(rng: Random) -> Row:
+        value = {key: rng.choice(VALUES) for key in rng.sample(KEYS, bindings)}
+        asked = rng.choices(list(value), k=questions)
+        bound = [key + value[key] for key in value]
+        answers = [value[key] for key in asked]
+        return {"input": " ".join(bound + asked), "target": " ".join(["_"] * bindings + answers)}
+
+    return draw_splits(draw, "input", seed, train=train, validation=validation, test=test)

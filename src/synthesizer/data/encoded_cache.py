@@ -1,0 +1,97 @@
+"""Encoded data kept between runs: one .npz file per content, safe to delete at any time."""
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synthesizer.errors import UserError
+
+Array = NDArray[Any]
+
+_META = "meta.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Arrays and a JSON-able record."""
+
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
+def cache_folder() -> Path:
+    """SYNTHESIZER_CACHE, else a folder in the user's cache."""
+    named = os.environ.get("SYNTHESIZER_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "synthesizer"
+
+
+def cache_key(*parts: str) -> str:
+    """A name that changes with anything that makes the content, the code included."""
+    return hashlib.sha256("\0".join([_code(), *parts]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _code() -> str:
+    """What changes when the data side is written differently."""
+    package = Path(__file__).parents[1]
+    made_by = [
+        file
+        for part in ("data", "metrics", "tasks")
+        for file in sorted((package / part).rglob("*.py"))
+    ]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in made_by)).hexdigest()
+
+
+def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
+    """The entry of a key, built and stored where it is missing or damaged."""
+    path = folder / f"{key}.npz"
+    entry = _load(path)
+    if entry is None:
+        entry = build()
+        _store(path, entry)
+    return entry
+
+
+def _load(path: Path) -> Entry | None:
+    """Every member of an .npz carries a checksum, so damage shows as one of these errors."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return Entry(arrays, json.loads(arrays.pop(_META).tobytes()))
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _store(path: Path, entry: Entry) -> None:
+    """Write beside the place and move there, so that no reader meets half a file."""
+    meta = np.frombuffer(json.dumps(entry.meta).encode(), dtype=np.uint8)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {path.parent} ({error.strerror}); "
+            "set SYNTHESIZER_CACHE to a folder that can be written"
+        ) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **entry.arrays, **{_META: meta})  # type: ignore[arg-type]
+        os.replace(name, path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {path} ({error.strerror}); "
+            "free some space or set SYNTHESIZER_CACHE to another folder"
+        ) from None
+    finally:
+        Path(name).unlink(missing_ok=True)

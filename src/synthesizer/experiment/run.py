@@ -1,0 +1,229 @@
+"""A run directory: what training leaves behind and everything after it reads (no torch).
+
+    recipe.toml      the resolved recipe       metrics.jsonl    no clock in it: equal after a resume
+    timing.jsonl     how fast it went          result.json      written last: the run is finished
+    statistics.npz   per example, no text      attention.npz    where the model looks
+    model/           a Hugging Face folder     checkpoints/     to resume, and the weights behind it
+    samples.txt
+
+Every file is written beside its place and moved there, so a killed run is readable and resumable.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
+
+STUDY = "study.json"  # what a comparison leaves beside its runs
+LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
+
+
+class Run:
+    """One directory of one resolved recipe."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder."""
+        return self.path / "model"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return (self.path / "result.json").exists()
+
+    def recipe(self) -> Recipe:
+        """The recipe it was made with."""
+        path = self.path / "recipe.toml"
+        try:
+            return parse_recipe(path.read_text(encoding="utf-8"), str(path))
+        except OSError:
+            raise UserError(
+                f"{self.path} holds no recipe.toml, so it is no run; name a run directory"
+            ) from None
+
+    def result(self) -> dict[str, Any]:
+        """What a finished run reached."""
+        path = self.path / "result.json"
+        try:
+            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            raise UserError(
+                f"{self.path} holds no result.json; train the run to its end first"
+            ) from None
+        return result
+
+    def claim(self, recipe: Recipe) -> None:
+        """Make the directory this recipe's, or refuse to mix it with what is there."""
+        if (self.path / "recipe.toml").exists():
+            changed = differences(self.recipe(), recipe)
+            if changed:
+                raise UserError(
+                    f"{self.path} holds a run of another recipe ({'; '.join(changed)}); "
+                    "choose another --out, or delete the directory"
+                )
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} exists and is no run; choose another --out")
+
+    @contextmanager
+    def held(self, recipe: Recipe) -> Iterator[None]:
+        """Make the directory, write the recipe, and keep other processes out until the end."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
+        with _locked(self.path / ".lock"):
+            if not (self.path / "recipe.toml").exists():
+                self.write("recipe.toml", dump(recipe))
+            yield
+
+    def log(self, step: int, values: Mapping[str, object]) -> None:
+        """Add a line to metrics.jsonl."""
+        self._append("metrics.jsonl", {"step": step, **values})
+
+    def log_time(self, step: int, values: Mapping[str, object]) -> None:
+        """Add a line to timing.jsonl."""
+        self._append("timing.jsonl", {"step": step, **values})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return self._lines("metrics.jsonl")
+
+    def timing(self) -> list[dict[str, Any]]:
+        """The lines of timing.jsonl."""
+        return self._lines("timing.jsonl")
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after a step, and a last line that was cut off."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            kept = [line for line in self._lines(name) if line["step"] <= step]
+            self.write(name, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, name: str, text: str) -> None:
+        """Put a text file in its place at once."""
+
+        def fill(path: Path) -> None:
+            path.write_text(text, encoding="utf-8")
+
+        write_atomically(self.path / name, fill)
+
+    def write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put arrays in their place at once, as a compressed .npz."""
+
+        def fill(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+        write_atomically(self.path / name, fill)
+
+    def _append(self, name: str, values: dict[str, object]) -> None:
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.path / name, error) from None
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole, _, _ = text.rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process, however it ends."""
+    with path.open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows has none
+            pass
+        except OSError:
+            raise UserError(
+                f"another process is training in {path.parent}; "
+                "wait for it, or choose another --out"
+            ) from None
+        yield
+
+
+def default_path(recipe: Recipe) -> Path:
+    """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
+    return Path("runs") / recipe.name / spec_folder(recipe) / f"seed{recipe.seed}"
+
+
+def spec_folder(recipe: Recipe) -> str:
+    """What the runs of a recipe's synthesis are filed under."""
+    specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
+    return "--".join(specs).replace(":", "_")
+
+
+def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write beside the place, then move it there; on failure the old file stays."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        fill(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from None
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """Which code makes a result: the commit where it is a checkout, and the libraries' versions.
+
+    Asked once, when the process begins its work: the checkout may change under it.
+    """
+    from synthesizer import __version__
+
+    versions = {name: metadata.version(name) for name in LIBRARIES}
+    return {"commit": _commit(), "versions": {"synthesizer": __version__, **versions}}
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with a mark where files differ from it; None where it is installed."""
+    home = Path(__file__).parents[1]
+    known = _git(home, "ls-files", "--error-unmatch", __file__)
+    commit = None if known is None else _git(home, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("-dirty" if _git(home, "status", "--porcelain", ".") else "")
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path} ({error.strerror}); what stood there is intact: "
+        "free some space and run the same command again"
+    )

@@ -1,0 +1,19 @@
+"""Hugging Face models; importing this registers the Auto classes."""
+
+from synthesizer.models.backbone import SynthesizerModel
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import (
+    MODELS,
+    SynthesizerForCausalLM,
+    SynthesizerForConditionalGeneration,
+    SynthesizerForSequenceClassification,
+)
+
+__all__ = [
+    "MODELS",
+    "SynthesizerConfig",
+    "SynthesizerForCausalLM",
+    "SynthesizerForConditionalGeneration",
+    "SynthesizerForSequenceClassification",
+    "SynthesizerModel",
+]

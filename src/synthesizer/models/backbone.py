@@ -1,0 +1,311 @@
+"""The body of every model: embeddings, an encoder and a decoder, in Hugging Face's terms."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from synthesizer.attention.baselines import BASELINES
+from synthesizer.attention.masks import check_mask, locate, too_long
+from synthesizer.attention.mixers import spec_of_mixer
+from synthesizer.attention.synthesis import SYNTHESES, Mixture, Size
+from synthesizer.errors import UserError
+from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.layers import Context, RelativeBias, Stack, StackOutput
+from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
+from synthesizer.models.universal import Halting, UniversalStack, build_stack
+from synthesizer.spec import NONE, expand_layers
+
+PARTS = (*SYNTHESES.values(), Mixture, *BASELINES.values())
+DRAW_THEMSELVES = (*PARTS, RelativeBias, Halting, nn.LayerNorm, nn.RMSNorm)
+
+
+class Wanted(NamedTuple):
+    """What a caller asked for beside the last states."""
+
+    cache: bool
+    attentions: bool
+    states: bool
+
+
+class SynthesizerPreTrainedModel(PreTrainedModel):
+    """What all Synthesizer models share: their config, how they start, how they grow."""
+
+    config_class = SynthesizerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # num_items_in_batch, which a Trainer counts over its processes
+    _no_split_modules = ["Layer"]  # noqa: RUF012
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw one module anew; Hugging Face skips what a checkpoint has filled."""
+        if isinstance(module, DRAW_THEMSELVES):
+            module.reset_parameters()  # type: ignore[operator]
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
+
+    def resize(self, max_len: int, decoder_max_len: int | None = None) -> None:
+        """Grow or crop the longest sequence, keeping what was learned; the config follows."""
+        config, bare = self.config, self.base_model
+        decoder_max_len = decoder_max_len or max_len
+        for length in (max_len, decoder_max_len):
+            Size(config.d_model, config.num_heads, length)
+        first = bare.decoder if config.kind == "decoder" else bare.encoder
+        first.resize(max_len)
+        config.max_len, config.synthesis = max_len, _specs_of(first)
+        config.decoder_max_len = decoder_max_len
+        if config.kind == "encoder_decoder":
+            bare.decoder.resize(decoder_max_len)
+            config.decoder_synthesis = _specs_of(bare.decoder)
+
+
+class SynthesizerModel(SynthesizerPreTrainedModel):
+    """Embeddings and stacks, without a head: a decoder, an encoder, or both."""
+
+    encoder: Stack | UniversalStack
+    decoder: Stack | UniversalStack
+
+    def __init__(self, config: SynthesizerConfig) -> None:
+        super().__init__(config.of_kind(config.kind or "decoder"))
+        config = self.config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        specs = expand_layers(config.synthesis, config.num_layers)
+        first = build_stack(config.encoder_shape(), specs)
+        if config.kind == "decoder":
+            self.decoder = first
+        else:
+            self.encoder = first
+        if config.kind == "encoder_decoder":
+            specs = expand_layers(config.decoder_synthesis, config.num_decoder_layers)
+            self.decoder = build_stack(config.decoder_shape(), specs)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embedding = value
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder as `generate` calls it: from token ids to states."""
+        return EncoderOf(self)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutput | Seq2SeqStatesOutput:
+        wanted = self._wanted(use_cache, output_attentions, output_hidden_states)
+        if self.config.kind == "encoder_decoder" and decoder_input_ids is None:
+            raise UserError("an encoder-decoder needs decoder_input_ids, or labels to make them of")
+        if encoder_outputs is None:
+            x = self._embed(input_ids, inputs_embeds)
+            if self.config.kind == "decoder":
+                return self._decode(x, attention_mask, position_ids, past_key_values, wanted)
+            encoder_outputs = self._encode(x, attention_mask, position_ids, wanted)
+            if self.config.kind == "encoder":
+                return encoder_outputs
+        if not isinstance(encoder_outputs, ModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        x = self._embed(decoder_input_ids, None)
+        memory = encoder_outputs.last_hidden_state
+        decoded = self._decode(
+            x, decoder_attention_mask, None, past_key_values, wanted, memory, attention_mask
+        )
+        costs = [decoded.get("ponder_cost"), encoder_outputs.get("ponder_cost")]
+        known = [cost for cost in costs if cost is not None]
+        return Seq2SeqStatesOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            past_key_values=decoded.past_key_values,
+            decoder_hidden_states=decoded.hidden_states,
+            decoder_attentions=decoded.attentions,
+            cross_attentions=decoded.cross_attentions,
+            encoder_last_hidden_state=memory,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            num_steps=decoded.num_steps,
+            encoder_num_steps=encoder_outputs.get("num_steps"),
+            ponder_cost=torch.stack(known).sum(0) if known else None,
+        )
+
+    def _encode(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        wanted: Wanted,
+    ) -> BaseModelOutput:
+        context = self._context(self.encoder, x, attention_mask, position_ids, 0, wanted)
+        return _as_output(self.encoder(x, context), wanted, None)
+
+    def _decode(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        wanted: Wanted,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> StatesOutput:
+        layers = self.decoder.layers
+        if cache is None and wanted.cache:
+            new = SynthesizerCache if memory is None else encoder_decoder_cache
+            cache = new(self.decoder.num_steps)
+        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        past = 0 if own is None else _past_of(own)
+        context = self._context(self.decoder, x, attention_mask, position_ids, past, wanted)
+        memories = None
+        if memory is not None:
+            if memory_mask is not None:
+                check_mask(memory_mask, x.shape[0], memory.shape[1])
+            context = replace(context, memory_mask=_unless_all_real(memory_mask))
+            memories = [
+                remember(cache, index, layer.cross, memory)
+                for index, layer in enumerate(layers)
+                if layer.cross is not None
+            ]
+        caches = None if own is None else own.layers
+        output = self.decoder(x, context, caches=caches, memories=memories)
+        return _as_output(output, wanted, cache)
+
+    def _context(
+        self,
+        stack: Stack | UniversalStack,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past: int,
+        wanted: Wanted,
+    ) -> Context:
+        num_keys = past + x.shape[1]
+        if num_keys > stack.shape.max_len:
+            raise too_long(num_keys, stack.shape.max_len)
+        if attention_mask is not None:
+            check_mask(attention_mask, x.shape[0], num_keys)
+        mask = _unless_all_real(attention_mask)
+        counted = locate(mask, None, num_keys, x.device)
+        positions = _reconcile(position_ids, counted, mask, past)
+        told = positions is not counted
+        return Context(mask, positions, told, keep_weights=wanted.attentions)
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("give input_ids or inputs_embeds, and not both")
+        x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        return x * self.config.d_model**0.5
+
+    def _wanted(self, cache: bool | None, attentions: bool | None, states: bool | None) -> Wanted:
+        config = self.config
+        cache = config.use_cache and not self.training if cache is None else cache
+        return Wanted(
+            cache=cache and not (self.training and self.is_gradient_checkpointing),
+            attentions=config.output_attentions if attentions is None else attentions,
+            states=config.output_hidden_states if states is None else states,
+        )
+
+
+class EncoderOf(nn.Module):
+    """The encoder half of a model, embeddings included, without owning any of it."""
+
+    def __init__(self, model: SynthesizerModel) -> None:
+        super().__init__()
+        self.__dict__["model"] = model
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool = True,
+    ) -> BaseModelOutput:
+        model: SynthesizerModel = self.__dict__["model"]
+        wanted = model._wanted(False, output_attentions, output_hidden_states)
+        return model._encode(model._embed(input_ids, inputs_embeds), attention_mask, None, wanted)
+
+
+def _specs_of(stack: Stack | UniversalStack) -> str:
+    specs = [
+        NONE if layer.attention is None else spec_of_mixer(layer.attention)
+        for layer in stack.layers
+    ]
+    return specs[0] if len(set(specs)) == 1 else ",".join(specs)
+
+
+def _past_of(cache: Cache) -> int:
+    if not isinstance(cache, SynthesizerCache):
+        raise UserError(
+            f"past_key_values is a {type(cache).__name__}, which cannot leave keys out; "
+            "pass a SynthesizerCache, or nothing and use_cache=True"
+        )
+    return cache.get_seq_length()
+
+
+def _unless_all_real(attention_mask: Tensor | None) -> Tensor | None:
+    """Drop a mask that hides nothing, where it may be asked."""
+    if attention_mask is None or torch.compiler.is_compiling() or attention_mask.is_meta:
+        return attention_mask
+    return None if bool(attention_mask.all()) else attention_mask
+
+
+def _reconcile(
+    position_ids: Tensor | None, counted: Tensor, attention_mask: Tensor | None, past: int
+) -> Tensor:
+    """Choose the positions of all keys: those given for x, unless the mask counts the same."""
+    if position_ids is None:
+        return counted
+    num_queries = counted.shape[-1] - past
+    here = counted[..., past:]
+    if not (torch.compiler.is_compiling() or position_ids.is_meta):
+        differs = position_ids != here
+        if attention_mask is not None:
+            differs = differs & attention_mask[:, past:].bool()
+        if not bool(differs.any()):
+            return counted
+    if past:
+        raise UserError(
+            f"position_ids of {num_queries} tokens do not continue the {past} cached ones; "
+            "leave them out: they are counted from attention_mask"
+        )
+    return position_ids
+
+
+def _as_output(output: StackOutput, wanted: Wanted, cache: Cache | None) -> StatesOutput:
+    return StatesOutput(
+        last_hidden_state=output.x,
+        past_key_values=cache,
+        hidden_states=tuple(output.states) if wanted.states else None,
+        attentions=_expanded(output.weights, output.x) if wanted.attentions else None,
+        cross_attentions=_expanded(output.cross_weights, output.x) if wanted.attentions else None,
+        num_steps=output.num_steps,
+        ponder_cost=output.ponder_cost,
+    )
+
+
+def _expanded(weights: Sequence[Tensor | None], x: Tensor) -> tuple[Tensor | None, ...]:
+    """One (B, H, T, S) per layer; None where a layer has no attention."""
+    return tuple(None if w is None else w.expand(x.shape[0], -1, -1, -1) for w in weights)

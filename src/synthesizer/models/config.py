@@ -1,0 +1,218 @@
+"""SynthesizerConfig: every choice that makes a model, as Hugging Face keeps it."""
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from synthesizer.attention.mixers import build_mixer, spec_of_mixer
+from synthesizer.attention.synthesis import Size
+from synthesizer.errors import UserError
+from synthesizer.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
+from synthesizer.spec import NONE, expand_layers, shows_weights, split_layers
+
+KINDS = ("decoder", "encoder", "encoder_decoder")
+POOLINGS = ("cls", "mean")
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Table 2 of the paper, translation: width, heads and layers; length from its parameter counts.
+    "mt-base": {
+        "kind": "encoder_decoder",
+        "d_model": 512,
+        "num_heads": 8,
+        "num_layers": 6,
+        "d_ff": 2048,
+        "max_len": 256,
+        "norm_position": "post",
+        "dropout": 0.1,
+        "label_smoothing": 0.1,
+    },
+    # The pretraining model of the authors' code base.
+    "t5-base": {
+        "kind": "encoder_decoder",
+        "d_model": 768,
+        "num_heads": 12,
+        "num_layers": 12,
+        "d_ff": 3072,
+        "max_len": 512,
+        "norm": "rms",
+        "positions": "relative",
+    },
+    "laptop": {"d_model": 128, "num_heads": 4, "num_layers": 2, "d_ff": 512, "max_len": 128},
+}
+
+
+@strict
+class SynthesizerConfig(PreTrainedConfig):
+    """The settings of a Synthesizer; `synthesis` says where its attention logits come from.
+
+    kind               "decoder", "encoder" or "encoder_decoder"; by default what the class needs
+    max_len            the longest sequence: every synthesized table has this side
+    synthesis          a spec string, for all layers or per layer
+    num_decoder_layers, decoder_max_len, decoder_synthesis
+                       the same for an encoder-decoder's decoder; left out, it is as the encoder
+    norm               "layer" (with biases) or "rms" (without, as T5)
+    norm_position      "pre" or "post" each sublayer
+    positions          "sinusoidal", "learned", "relative" (T5's bias, outside alpha) or "none"
+    attention_dropout  on attention weights; dropout is on residuals
+    label_smoothing    applied by the model itself, in training only
+    pooling            "cls" (the first real token) or "mean": what a classifier reads
+    universal          one layer's weights in all num_layers steps; each token may stop earlier
+    halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
+    ponder_cost        how much a step costs in the loss, in training only
+    """
+
+    model_type = "synthesizer"
+    keys_to_ignore_at_inference = ["past_key_values", "num_steps", "encoder_num_steps"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "d_ff",
+        "max_position_embeddings": "max_len",
+    }
+
+    vocab_size: int = 32_000
+    kind: str | None = None
+    d_model: int = 512
+    num_heads: int = 8
+    num_layers: int = 6
+    num_decoder_layers: int = 0
+    d_ff: int = 2048
+    max_len: int = 256
+    decoder_max_len: int = 0
+    synthesis: str = "random+dot"
+    decoder_synthesis: str = ""
+    norm: str = "layer"
+    norm_position: str = "pre"
+    activation: str = "relu"
+    positions: str = "sinusoidal"
+    dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.0
+    pooling: str = "mean"
+    universal: bool = False
+    halting_epsilon: float | int = 0.05
+    ponder_cost: float | int = 0.01
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 1
+    decoder_start_token_id: int | None = None
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "SynthesizerConfig":  # noqa: ANN401
+        """A size by name: the paper's translation model, its pretraining model, or a laptop's."""
+        if name not in PRESETS:
+            raise UserError(f"unknown preset {name!r}; choose from {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
+        self._check_choices()
+        self._check_universal()
+        self.num_decoder_layers = self.num_decoder_layers or self.num_layers
+        self.decoder_max_len = self.decoder_max_len or self.max_len
+        decoder = self.decoder_synthesis or self.synthesis
+        if self.kind is not None:
+            self.synthesis = self._settle(
+                self.synthesis, self.num_layers, self.max_len, causal=self.kind == "decoder"
+            )
+        if self.kind == "encoder_decoder":
+            self.decoder_synthesis = self._settle(
+                decoder, self.num_decoder_layers, self.decoder_max_len, causal=True
+            )
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.pad_token_id
+        self.is_encoder_decoder = self.kind == "encoder_decoder"
+        super().__post_init__(**kwargs)
+
+    def of_kind(self, kind: str) -> "SynthesizerConfig":
+        """The same settings for a model of this kind; a config made for another is refused."""
+        if self.kind not in (None, kind):
+            raise UserError(
+                f"a config of kind {self.kind!r} met a model of kind {kind!r}; "
+                f"leave kind out, or make the config with kind={kind!r}"
+            )
+        if self.kind == kind:
+            return self
+        return type(self).from_dict({**self.to_dict(), "kind": kind})
+
+    def encoder_shape(self) -> Shape:
+        """What the encoder, or the only stack, is built from."""
+        return self._shape(self.max_len, causal=self.kind == "decoder")
+
+    def decoder_shape(self) -> Shape:
+        """What the decoder of an encoder-decoder is built from."""
+        return self._shape(self.decoder_max_len, causal=True, cross=True)
+
+    def _shape(self, max_len: int, *, causal: bool, cross: bool = False) -> Shape:
+        return Shape(
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_ff=self.d_ff,
+            max_len=max_len,
+            causal=causal,
+            cross=cross,
+            norm=self.norm,
+            norm_position=self.norm_position,
+            activation=self.activation,
+            positions=self.positions,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            halt_at=1 - self.halting_epsilon if self.universal else None,
+        )
+
+    def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
+        """Write a spec with all that was left to defaults of size, so that it can be resized."""
+        expand_layers(spec, num_layers)
+        if self.positions == "relative" and not shows_weights(spec):
+            raise UserError(
+                f'positions="relative" is a bias on logits, and synthesis {spec!r} has a layer '
+                "without logits; choose other positions"
+            )
+        size = Size(self.d_model, self.num_heads, max_len)
+        settled = []
+        for item, repeat in split_layers(spec):
+            if item != NONE:
+                with torch.device("meta"):
+                    item = spec_of_mixer(build_mixer(item, size, causal=causal))
+            settled.append(item + repeat)
+        return ",".join(settled)
+
+    def _check_universal(self) -> None:
+        if not self.universal:
+            for name in ("halting_epsilon", "ponder_cost"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(
+                        f"{name}={getattr(self, name)} without universal=True does nothing; "
+                        f"leave {name} out"
+                    )
+            return
+        for spec in (self.synthesis, self.decoder_synthesis or self.synthesis):
+            if split_layers(spec) != [(split_layers(spec)[0][0], "")]:
+                raise UserError(
+                    f"universal=True shares one layer over depth, and synthesis {spec!r} names "
+                    "layers one by one; write one spec for all"
+                )
+        if max(self.num_layers, self.num_decoder_layers) == 1:
+            raise UserError(
+                "universal=True with num_layers=1 has nothing to share; choose 2 or more"
+            )
+        if not 0 < self.halting_epsilon < 1:
+            raise UserError(f"halting_epsilon={self.halting_epsilon}; choose it between 0 and 1")
+
+    def _check_choices(self) -> None:
+        choices = {
+            "norm": tuple(NORMS),
+            "norm_position": NORM_POSITIONS,
+            "activation": tuple(ACTIVATIONS),
+            "positions": POSITIONS,
+            "pooling": POOLINGS,
+            "kind": (None, *KINDS),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                named = ", ".join(str(choice) for choice in allowed if choice)
+                raise UserError(f"{name}={getattr(self, name)!r}; choose from {named}")

@@ -1,0 +1,50 @@
+"""What Hugging Face's `generate` must know of a Synthesizer: how long it may get, what to cache."""
+
+from typing import Any
+
+from transformers import GenerationConfig
+
+from synthesizer.errors import UserError
+from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache
+from synthesizer.models.config import SynthesizerConfig
+
+
+class SynthesizerGeneration:
+    """Refuses what cannot be generated before the first token, and caches values only."""
+
+    config: SynthesizerConfig
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: object,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        self._check_length(generation_config.max_length)
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise UserError(
+                f"cache_implementation={kind!r} keeps keys that a Synthesizer does not have; "
+                "leave it out"
+            )
+        if model_kwargs.get("past_key_values") is not None:
+            model_kwargs["past_key_values"]._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            seq2seq = self.config.is_encoder_decoder
+            new = encoder_decoder_cache if seq2seq else SynthesizerCache
+            layers = self.config.num_decoder_layers if seq2seq else self.config.num_layers
+            model_kwargs["past_key_values"] = new(layers)
+
+    def _check_length(self, length: int) -> None:
+        """Refuse prompt + new tokens over the tables' side; a start token is no prompt."""
+        seq2seq = self.config.is_encoder_decoder
+        name = "decoder_max_len" if seq2seq else "max_len"
+        limit, wanted = getattr(self.config, name), length - 1 if seq2seq else length
+        if wanted > limit:
+            asked = "new tokens" if seq2seq else "tokens, prompt and new ones together,"
+            raise UserError(
+                f"generate was asked for {wanted} {asked} from a model built for {name}={limit}; "
+                "lower max_new_tokens, shorten the prompt, or resize the model"
+            )

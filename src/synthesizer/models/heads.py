@@ -1,0 +1,270 @@
+"""The models: a causal LM, an encoder-decoder, a classifier, and the body without a head.
+
+They behave as any other Hugging Face model; importing this file registers the Auto classes.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    GenerationMixin,
+)
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from synthesizer.errors import UserError
+from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedModel
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.generation import SynthesizerGeneration
+from synthesizer.models.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
+from synthesizer.models.universal import ponder_loss
+
+IGNORED = -100
+
+
+class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
+    """A decoder that predicts each next token."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: SynthesizerConfig) -> None:
+        super().__init__(config.of_kind("decoder"))
+        self.model = SynthesizerModel(self.config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutput:
+        """Labels are the inputs themselves: the model shifts them; -100 is not scored."""
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            targets = labels[:, 1:]
+            loss = model_loss(self, logits[:, :-1], targets, num_items_in_batch, output.ponder_cost)
+        return CausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+            num_steps=output.num_steps,
+        )
+
+
+class SynthesizerForConditionalGeneration(
+    SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin
+):
+    """An encoder and a decoder: from one text to another."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: SynthesizerConfig) -> None:
+        super().__init__(config.of_kind("encoder_decoder"))
+        self.model = SynthesizerModel(self.config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        return self.model.get_encoder()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift labels (B, T) right behind the start token; what is not scored becomes padding."""
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise UserError("to make decoder inputs of labels, set the config's pad_token_id")
+        shifted = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == IGNORED, pad)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> ConditionalOutput:
+        """Labels are the target tokens, last one eos; -100 is not scored."""
+        if labels is not None and decoder_input_ids is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
+        return ConditionalOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=output.past_key_values,
+            decoder_hidden_states=output.decoder_hidden_states,
+            decoder_attentions=output.decoder_attentions,
+            cross_attentions=output.cross_attentions,
+            encoder_last_hidden_state=output.encoder_last_hidden_state,
+            encoder_hidden_states=output.encoder_hidden_states,
+            encoder_attentions=output.encoder_attentions,
+            num_steps=output.num_steps,
+            encoder_num_steps=output.encoder_num_steps,
+        )
+
+
+class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
+    """An encoder whose pooled states name a class, or a number where num_labels is 1."""
+
+    def __init__(self, config: SynthesizerConfig) -> None:
+        super().__init__(config.of_kind("encoder"))
+        self.model = SynthesizerModel(self.config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> ClassifierOutput:
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        pooled = pool(output.last_hidden_state, attention_mask, self.config.pooling)
+        logits = self.score(self.dropout(pooled))
+        loss = None
+        if labels is not None and self.config.num_labels == 1:
+            errors = F.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction="sum")
+            loss = errors / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+            loss = _with_ponder_cost(self, loss, labels, num_items_in_batch, output.ponder_cost)
+        elif labels is not None:
+            loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
+        return ClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+            num_steps=output.num_steps,
+        )
+
+
+def model_loss(
+    model: SynthesizerPreTrainedModel,
+    logits: Tensor,
+    targets: Tensor,
+    num_items: Tensor | int | None,
+    ponder_cost: Tensor | None,
+) -> Tensor:
+    """The loss of targets; in training smoothed, and with the cost (B,) of a universal model."""
+    smoothing = model.config.label_smoothing if model.training else 0.0
+    loss = token_loss(logits, targets, smoothing, num_items)
+    return _with_ponder_cost(model, loss, targets, num_items, ponder_cost)
+
+
+def token_loss(
+    logits: Tensor, targets: Tensor, smoothing: float, num_items: Tensor | int | None
+) -> Tensor:
+    """Cross-entropy summed over the scored targets and divided by num_items, or by their count."""
+    loss = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+    return loss / ((targets != IGNORED).sum().clamp(min=1) if num_items is None else num_items)
+
+
+def _with_ponder_cost(
+    model: SynthesizerPreTrainedModel,
+    loss: Tensor,
+    targets: Tensor,
+    num_items: Tensor | int | None,
+    ponder_cost: Tensor | None,
+) -> Tensor:
+    if ponder_cost is None or not model.training:
+        return loss
+    scored = (targets != IGNORED).reshape(targets.shape[0], -1).sum(1)
+    return loss + model.config.ponder_cost * ponder_loss(ponder_cost, scored, num_items)
+
+
+def pool(x: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
+    """(B, T, D) -> (B, D): the first real token, or the mean of the real tokens."""
+    if attention_mask is None:
+        attention_mask = x.new_ones(x.shape[:2])
+    if pooling == "cls":
+        return x[torch.arange(x.shape[0], device=x.device), attention_mask.int().argmax(-1)]
+    real = attention_mask.to(x.dtype)[..., None]
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+MODELS: dict[str, type[SynthesizerPreTrainedModel]] = {
+    "decoder": SynthesizerForCausalLM,
+    "encoder_decoder": SynthesizerForConditionalGeneration,
+    "encoder": SynthesizerForSequenceClassification,
+}
+
+AutoConfig.register("synthesizer", SynthesizerConfig, exist_ok=True)
+AutoModel.register(SynthesizerConfig, SynthesizerModel, exist_ok=True)
+AutoModelForCausalLM.register(SynthesizerConfig, SynthesizerForCausalLM, exist_ok=True)
+AutoModelForSeq2SeqLM.register(
+    SynthesizerConfig, SynthesizerForConditionalGeneration, exist_ok=True
+)
+AutoModelForSequenceClassification.register(
+    SynthesizerConfig, SynthesizerForSequenceClassification, exist_ok=True
+)

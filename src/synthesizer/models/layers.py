@@ -1,0 +1,306 @@
+"""What stands around the attention: positions, feed-forward, layers and stacks of layers.
+
+Letters as in synthesis.py.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from synthesizer.attention.layer import Cache, CrossAttention
+from synthesizer.attention.mixers import build_mixer
+from synthesizer.attention.resize import resized
+from synthesizer.attention.synthesis import Size
+from synthesizer.spec import NONE
+
+NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+NORM_POSITIONS = ("pre", "post")
+POSITIONS = ("sinusoidal", "learned", "relative", "none")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every layer of one stack is built from."""
+
+    d_model: int
+    num_heads: int
+    d_ff: int
+    max_len: int
+    causal: bool
+    cross: bool = False
+    norm: str = "layer"
+    norm_position: str = "pre"
+    activation: str = "relu"
+    positions: str = "sinusoidal"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    halt_at: float | None = None  # weights shared over depth; a token stops at this probability
+
+    @property
+    def bias(self) -> bool:
+        """Models with RMSNorm carry no biases outside the synthesis, as T5."""
+        return self.norm == "layer"
+
+
+class FeedForward(nn.Module):
+    """W2 act(W1 x): each token on its own."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.widen = nn.Linear(shape.d_model, shape.d_ff, bias=shape.bias)
+        self.narrow = nn.Linear(shape.d_ff, shape.d_model, bias=shape.bias)
+        self.activation = ACTIVATIONS[shape.activation]
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(self.dropout(self.activation(self.widen(x))))
+
+
+class RelativeBias(nn.Module):
+    """T5's bias: one learned number per head and bucket of distances, the same in every layer."""
+
+    def __init__(
+        self, num_heads: int, *, causal: bool, num_buckets: int = 32, max_distance: int = 128
+    ) -> None:
+        super().__init__()
+        self.causal, self.num_buckets, self.max_distance = causal, num_buckets, max_distance
+        self.table = nn.Parameter(torch.empty(num_heads, num_buckets))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start near zero, as the tables do."""
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, positions: Tensor, key_positions: Tensor) -> Tensor:
+        """The bias between (T,) or (B, T) and (S,) or (B, S) positions: (1 or B, H, T, S)."""
+        distance = key_positions[..., None, :] - positions[..., :, None]
+        bias = self.table[:, self._bucket(distance)].movedim(0, -3)
+        return bias if bias.dim() == 4 else bias[None]
+
+    def _bucket(self, distance: Tensor) -> Tensor:
+        """Near distances one by one, far ones in logarithmic steps; the future has its own."""
+        buckets = self.num_buckets if self.causal else self.num_buckets // 2
+        offset = (distance > 0).long() * (0 if self.causal else buckets)
+        distance = (-distance).clamp(min=0) if self.causal else distance.abs()
+        near = buckets // 2
+        ratio = (distance.clamp(min=1) / near).log() / math.log(self.max_distance / near)
+        far = (near + (ratio * (buckets - near)).long()).clamp(max=buckets - 1)
+        return offset + torch.where(distance < near, distance, far)
+
+
+class Positions(nn.Module):
+    """What is added to the embeddings to say where a token stands."""
+
+    def __init__(self, kind: str, max_len: int, d_model: int) -> None:
+        super().__init__()
+        self.kind, self.d_model = kind, d_model
+        self.table = nn.Embedding(max_len, d_model) if kind == "learned" else None
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add to x (B, T, D) what belongs to positions (T,) or (B, T)."""
+        if self.table is not None:
+            return x + self.table(positions)
+        if self.kind == "sinusoidal":
+            return x + sinusoids(positions, self.d_model).to(x.dtype)
+        return x
+
+    def resize(self, max_len: int) -> None:
+        """Keep the learned positions that both lengths share."""
+        if self.table is not None:
+            fresh = resized(self.table.weight, (0,), max_len, _draw_positions)
+            self.table = nn.Embedding.from_pretrained(fresh, freeze=False)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers of one call share."""
+
+    attention_mask: Tensor | None  # (B, S)
+    positions: Tensor  # (S,) or (B, S)
+    told: bool = False  # whether they were given, and do not just count the mask
+    bias: Tensor | None = None  # (1 or B, H, T, S)
+    memory_mask: Tensor | None = None  # (B, S of the memory)
+    keep_weights: bool = False
+
+
+class LayerOutput(NamedTuple):
+    """What a layer gives: its states, and the weights behind them where they were asked for."""
+
+    x: Tensor
+    weights: Tensor | None
+    cross_weights: Tensor | None
+
+
+class Layer(GradientCheckpointingLayer):
+    """Attention, attention to a memory where there is one, feed-forward; each with its residual."""
+
+    def __init__(self, shape: Shape, synthesis: str) -> None:
+        super().__init__()
+        self.pre_norm = shape.norm_position == "pre"
+        norm = NORMS[shape.norm]
+        self.attention, self.attention_norm, self.cross, self.cross_norm = None, None, None, None
+        if synthesis != NONE:
+            self.attention = build_mixer(
+                synthesis,
+                Size(shape.d_model, shape.num_heads, shape.max_len),
+                causal=shape.causal,
+                dropout=shape.attention_dropout,
+            )
+            self.attention_norm = norm(shape.d_model)
+        if shape.cross:
+            self.cross = CrossAttention(
+                shape.d_model, shape.num_heads, dropout=shape.attention_dropout
+            )
+            self.cross_norm = norm(shape.d_model)
+        self.feed_forward = FeedForward(shape)
+        self.feed_forward_norm = norm(shape.d_model)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        cache: Cache | None = None,
+        memory: tuple[Tensor, Tensor] | None = None,
+    ) -> LayerOutput:
+        x, weights = self._look_around(x, context, cache)
+        x, cross_weights = self._look_across(x, context, memory)
+        y = self.feed_forward(self._enter(x, self.feed_forward_norm))
+        return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
+
+    def _look_around(
+        self, x: Tensor, context: Context, cache: Cache | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.attention is None:
+            if cache is not None:
+                cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
+            return x, None
+        x_in, mask = self._enter(x, self.attention_norm), context.attention_mask
+        if not context.keep_weights:
+            y = self.attention(
+                x_in,
+                attention_mask=mask,
+                position_ids=context.positions if context.told else None,
+                bias=context.bias,
+                cache=cache,
+            )
+            return self._leave(x, y, self.attention_norm), None
+        y, weights = self.attention.attend(
+            x_in,
+            attention_mask=mask,
+            position_ids=context.positions if context.told else None,
+            bias=context.bias,
+            cache=cache,
+        )
+        return self._leave(x, y, self.attention_norm), weights
+
+    def _look_across(
+        self, x: Tensor, context: Context, memory: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.cross is None or memory is None:
+            return x, None
+        x_in, weights = self._enter(x, self.cross_norm), None
+        if context.keep_weights:
+            y, weights = self.cross.attend(x_in, *memory, attention_mask=context.memory_mask)
+        else:
+            y = self.cross(x_in, *memory, attention_mask=context.memory_mask)
+        return self._leave(x, y, self.cross_norm), weights
+
+    def _enter(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        return norm(x) if norm is not None and self.pre_norm else x
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> Tensor:
+        x = x + self.dropout(y)
+        return norm(x) if norm is not None and not self.pre_norm else x
+
+
+@dataclass
+class StackOutput:
+    """What a stack gives: its last states, and states and weights per layer where asked for."""
+
+    x: Tensor
+    states: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor | None] = field(default_factory=list)
+    cross_weights: list[Tensor | None] = field(default_factory=list)
+    num_steps: Tensor | None = None  # (B,), where tokens choose how deep they go
+    ponder_cost: Tensor | None = None  # (B,)
+
+
+class Stack(nn.Module):
+    """Positions, layers, and the last norm of a pre-norm stack."""
+
+    layers: Sequence[Layer]
+
+    def __init__(self, shape: Shape, specs: Sequence[str]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.positions = Positions(shape.positions, shape.max_len, shape.d_model)
+        self.relative = None
+        if shape.positions == "relative":
+            self.relative = RelativeBias(shape.num_heads, causal=shape.causal)
+        layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
+        self.layers = layers  # type: ignore[assignment]
+        last = NORMS[shape.norm] if shape.norm_position == "pre" else None
+        self.norm = nn.Identity() if last is None else last(shape.d_model)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    @property
+    def num_steps(self) -> int:
+        """How many layers a token goes through."""
+        return len(self.layers)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        *,
+        caches: Sequence[Cache] | None = None,
+        memories: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> StackOutput:
+        """Carry embeddings x (B, T, D) up the layers; context.positions tells all S keys."""
+        here, context = self.locate(x, context)
+        x = self.dropout(self.positions(x, here))
+        output = StackOutput(x)
+        for index, layer in enumerate(self.layers):
+            cache = None if caches is None else caches[index]
+            memory = None if memories is None else memories[index]
+            output.states.append(x)
+            x, weights, cross_weights = layer(x, context, cache, memory)
+            output.weights.append(weights)
+            output.cross_weights.append(cross_weights)
+        output.x = self.norm(x)
+        output.states.append(output.x)
+        return output
+
+    def locate(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """Where the tokens of x stand, and the context with what their distances add."""
+        here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
+        if self.relative is not None:
+            context = replace(context, bias=self.relative(here, context.positions))
+        return here, context
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop every table of positions, keeping what was learned."""
+        self.shape = replace(self.shape, max_len=max_len)
+        self.positions.resize(max_len)
+        for layer in self.layers:
+            if layer.attention is not None:
+                layer.attention.resize(max_len)
+
+
+def _draw_positions(table: Tensor) -> None:
+    nn.init.normal_(table, std=0.02)
+
+
+def sinusoids(positions: Tensor, d_model: int) -> Tensor:
+    """sin(p / 10000^(2i/D)) and cos of the same, side by side: (..., D)."""
+    half = torch.arange((d_model + 1) // 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None] * torch.exp(half * (-2 * math.log(10_000.0) / d_model))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]

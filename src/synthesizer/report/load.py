@@ -1,0 +1,254 @@
+"""What a report is made from: run directories, and study.json where `compare` left one (no torch).
+
+    study.json = {"command": str, "recipe": str, "margin": float | null, "match": str, "tune": int,
+                  "rows": [{"label": str, "spec": str, "runs": ["relative/path", ...],
+                            "error": str | null, "note": str | null, "left_out": str | null,
+                            "trials": [{"changes": [str, ...], "validation": float | null}, ...]
+                           }, ...]}
+
+Every key of it but "rows" may be missing, and others are ignored. Runs outside a study are grouped
+by recipe: those that differ in anything but synthesis and seed are never put into one table.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import leaves
+from synthesizer.experiment.run import STUDY, Run
+from synthesizer.spec import TABLE_2, normalize_spec
+
+RECIPE = "recipe.toml"
+OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run directory, finished or not."""
+
+    path: Path
+    recipe: dict[str, Any]
+    result: dict[str, Any] | None
+    trouble: str | None = None  # why it cannot be read
+
+    @property
+    def seed(self) -> int:
+        return int(self.recipe["seed"])
+
+    @property
+    def spec(self) -> str:
+        """What makes its attention; encoder and decoder apart where they differ."""
+        own, decoder = self.recipe["synthesis"], self.recipe.get("decoder_synthesis")
+        return normalized(own) + (f" / {normalized(decoder)}" if decoder else "")
+
+    @property
+    def standing(self) -> str:
+        """How far it came."""
+        if self.trouble:
+            return self.trouble
+        if self.result is not None:
+            return "finished"
+        step, steps = self.last_step, self.recipe["train"]["steps"]
+        return f"stopped at step {step:,} of {steps:,}" if step else "not started"
+
+    @property
+    def last_step(self) -> int:
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """metrics.jsonl."""
+        try:
+            return Run(self.path).metrics()
+        except (OSError, ValueError):
+            return []
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """An .npz of the run; empty where there is none that can be read."""
+        try:
+            with np.load(self.path / name, allow_pickle=False) as stored:
+                return dict(stored)
+        except (OSError, ValueError, EOFError, BadZipFile):
+            return {}
+
+    def samples(self) -> list[dict[str, str]]:
+        """What samples.txt shows."""
+        try:
+            return _parse_samples((self.path / "samples.txt").read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return []
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one synthesis."""
+
+    label: str
+    spec: str
+    runs: tuple[Record, ...]
+    error: str | None = None
+    note: str | None = None
+    left_out: str | None = None  # because
+    trials: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def finished(self) -> tuple[Record, ...]:
+        return tuple(run for run in self.runs if run.result is not None)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows that may stand in one table."""
+
+    name: str
+    path: Path
+    rows: tuple[Row, ...]
+    command: str | None = None
+    margin: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # match, tune, chosen_for, quick
+
+    @property
+    def runs(self) -> list[Record]:
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What its rows share, from the first run there is."""
+        return self.runs[0].recipe if self.runs else {}
+
+
+def normalized(spec: str) -> str:
+    """A spec in its long names, or as it is where this version does not know it."""
+    try:
+        return normalize_spec(spec)
+    except UserError:
+        return spec
+
+
+def read_studies(paths: Sequence[Path]) -> list[Study]:
+    """Every study and every other group of runs below the paths, each directory once."""
+    studies: list[Study] = []
+    taken: set[Path] = set()
+    loose: list[Record] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is no directory; name run directories or one that holds some")
+        for found in sorted(path.rglob(STUDY)):
+            if found.parent.resolve() not in taken:
+                taken.add(found.parent.resolve())
+                studies.append(_read_study(found))
+        for found in sorted(path.rglob(RECIPE)):
+            place = found.parent.resolve()
+            if place not in taken and not any(parent in taken for parent in place.parents):
+                taken.add(place)
+                loose.append(read_run(found.parent))
+    studies += _group(loose)
+    if not studies:
+        raise UserError(
+            f"no run below {', '.join(map(str, paths))}; a run directory holds a recipe.toml"
+        )
+    return studies
+
+
+def read_run(path: Path) -> Record:
+    """A run directory, whatever state it is in."""
+    recipe: dict[str, Any] = {"name": path.name, "synthesis": "unknown", "seed": 0}
+    try:
+        recipe |= tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Record(path, recipe, None, f"unreadable recipe.toml ({type(error).__name__})")
+    try:
+        text = (path / "result.json").read_text(encoding="utf-8")
+    except OSError:
+        return Record(path, recipe, None)
+    try:
+        result = json.loads(text)
+        float(result["metrics"][result["main_metric"]])
+    except (ValueError, KeyError, TypeError) as error:
+        return Record(path, recipe, None, f"unreadable result.json ({type(error).__name__})")
+    return Record(path, recipe, result)
+
+
+def _read_study(file: Path) -> Study:
+    home = file.parent
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        rows = tuple(_read_row(home, row) for row in stored["rows"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} cannot be read ({type(error).__name__}: {error}); "
+            "run the comparison again, or name its run directories"
+        ) from None
+    name = stored.get("recipe") or home.name
+    known = {"command", "margin", "rows", "recipe"}
+    facts = {key: value for key, value in stored.items() if key not in known}
+    return Study(name, home, rows, stored.get("command"), stored.get("margin"), facts)
+
+
+def _read_row(home: Path, row: dict[str, Any]) -> Row:
+    runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
+    told = {name: row.get(name) for name in ("error", "note", "left_out")}
+    trials = tuple(row.get("trials") or ())
+    return Row(row["label"], row["spec"], tuple(runs), trials=trials, **told)
+
+
+def _group(records: Sequence[Record]) -> list[Study]:
+    """Tables of runs whose recipes differ in OWN_KEYS alone."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        shared = {key: value for key, value in record.recipe.items() if key not in OWN_KEYS}
+        groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(record)
+    return [
+        _study_of(runs, _told_apart(runs[0], [other[0] for other in groups.values()]))
+        for runs in groups.values()
+    ]
+
+
+def _told_apart(run: Record, others: Sequence[Record]) -> str:
+    """A recipe's name and, where another group shares it, the values in which they differ."""
+    name = str(run.recipe["name"])
+    namesakes = [dict(leaves(other.recipe)) for other in others if other.recipe["name"] == name]
+    mine = [(key, value) for key, value in leaves(run.recipe) if key not in OWN_KEYS]
+    own = [f"{k}={v}" for k, v in mine if any(other.get(k) != v for other in namesakes)]
+    return f"{name} ({', '.join(own)})" if own else name
+
+
+def _study_of(runs: Sequence[Record], name: str) -> Study:
+    rows: dict[str, list[Record]] = {}
+    for run in sorted(runs, key=lambda run: (_rank(run.spec), str(run.path))):
+        rows.setdefault(run.spec, []).append(run)
+    made = tuple(Row(spec, spec, tuple(found)) for spec, found in rows.items())
+    return Study(name, _common(runs), made)
+
+
+def _rank(spec: str) -> int:
+    return TABLE_2.index(spec) if spec in TABLE_2 else len(TABLE_2)
+
+
+def _common(runs: Sequence[Record]) -> Path:
+    first, *others = [run.path for run in runs]
+    return next(p for p in (first, *first.parents) if all(o.is_relative_to(p) for o in others))
+
+
+def _parse_samples(text: str) -> list[dict[str, str]]:
+    """Blocks of `name: text`; a line without a known name goes on with the text before it."""
+    samples: list[dict[str, str]] = []
+    last = ""
+    for line in text.splitlines():
+        name, colon, rest = line.partition(": ")
+        if colon and name in ("source", "reference", "output"):
+            if name == "source" or not samples:
+                samples.append({})
+            samples[-1][name], last = rest, name
+        elif samples and last:
+            samples[-1][last] += f"\n{line}"
+    return [{name: value.strip() for name, value in sample.items()} for sample in samples]

@@ -1,0 +1,1 @@
+"""Many runs of one recipe, fairly compared, and what they prove."""

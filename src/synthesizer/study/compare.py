@@ -1,0 +1,285 @@
+"""compare: many runs of one recipe, fairly.
+
+Rows share data order, token budget, schedule and stopping, because all that differs between their
+recipes is the synthesis (and the width or rates that --match and --tune say), and the initial value
+of a parameter is drawn from the seed and its name.
+"""
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.interruption import Interrupted
+from synthesizer.experiment.progress import clock
+from synthesizer.experiment.recipe import Recipe, dump
+from synthesizer.experiment.run import Run
+from synthesizer.study.live_table import Board, Standing, open_board
+from synthesizer.study.plan import Asked, Plan, Row, draw_up
+from synthesizer.study.pool import Crew
+
+TRIAL_SEED = 0  # of the runs that choose the rates, so that no reported seed chose its own
+LR_RANGE = 4.0  # trials draw lr from the recipe's divided by this to times this
+TABLE_RATES = (1.0, 100.0)
+BACKWARD = 3.0  # a training token costs this many forward ones
+SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a row."""
+
+    row: int
+    recipe: Recipe
+    path: Path
+    split: str = "test"  # what it is measured on: a trial never sees test
+
+    @property
+    def name(self) -> str:
+        """What it is called beside its row: the seed, or the trial."""
+        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
+
+
+def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
+    """Run every row of a comparison that is not finished, and record it in study.json."""
+    plan = draw_up(asked)
+    for line in plan.words:
+        say(line)
+    with Crew(plan.out) as crew:
+        return conduct(plan, crew, say, plain=plain)
+
+
+def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
+    """Have a crew do what a plan says; return the plan with what was found on the way."""
+    try:
+        say("starting, reading the data and timing a step ...")
+        plan = fit_widths(plan, crew, say)
+        if plan.asked.tune:
+            plan = _tune(plan, crew, say, plain)
+        _perform(plan, _jobs(plan), crew, say, plain)
+    except Interrupted:
+        runs = [Run(job.path) for job in _jobs(plan)]
+        raise Interrupted(
+            f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
+            f"finished; the same command goes on from there ({plan.out})"
+        ) from None
+    return plan
+
+
+def list_commands(asked: Asked, say: Say) -> list[str]:
+    """The single runs of a comparison as commands; study.json is written for their report."""
+    if asked.tune:
+        raise UserError(
+            "--plan cannot list the runs of --tune, whose rates are not chosen yet; "
+            "leave one of them out"
+        )
+    plan = draw_up(asked)
+    for line in plan.words:
+        say(line)
+    with Crew(plan.out) as crew:
+        plan = fit_widths(plan, crew, say)
+    plan.write()
+    rows = [row for row in plan.rows if row.left_out is None]
+    return [plan.command(row, seed) for seed in plan.seeds for row in rows]
+
+
+def fit_widths(plan: Plan, crew: Crew, say: Say) -> Plan:
+    """Give each row the feed-forward width that meets its budget; refuse what cannot be built."""
+    return plan.with_rows([_fit_width(plan, row, crew, say) for row in plan.rows])
+
+
+def _fit_width(plan: Plan, row: Row, crew: Crew, say: Say) -> Row:
+    if row.like is None and all(Run(plan.path(row, seed)).is_finished for seed in plan.seeds):
+        return row
+    measure = "flops" if plan.asked.match == "flops" else "params"
+    recipe = plan.recipe(row, plan.seeds[0])
+    like = dump(plan.recipe(Row("", row.like, ""), plan.seeds[0])) if row.like else None
+    order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
+    try:
+        found = crew.ask(order)
+    except UserError as error:
+        if not row.offered:
+            raise
+        say(f"{row.label} is left out: {error}")
+        return replace(row, left_out=str(error))
+    if like is None:
+        return row
+    note = f"d_ff {found['d_ff']}: as large as {row.like} ({found['off']:+,.0f} {measure})"
+    say(f"{row.label}: {note}")
+    return replace(row, changes=(*row.changes, f"model.d_ff={found['d_ff']}"), note=note)
+
+
+def _jobs(plan: Plan) -> list[Job]:
+    """All runs, seed by seed, so that whole tables come early."""
+    return [
+        Job(number, plan.recipe(row, seed), plan.path(row, seed))
+        for seed in plan.seeds
+        for number, row in enumerate(plan.rows)
+        if row.left_out is None
+    ]
+
+
+def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool) -> None:
+    """Train what is not finished, telling how it goes; nothing is written if the data is bad."""
+    for job in jobs:
+        Run(job.path).claim(job.recipe)
+    left = [job for job in jobs if not Run(job.path).is_finished]
+    if len(left) < len(jobs):
+        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
+    if not left:
+        plan.write()
+        return
+    size = min(plan.asked.jobs or _processors(), len(left))
+    crew.grow(size)
+    seconds = _announce(crew.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
+    runs, workers = _count(len(left), "run"), _count(size, "worker")
+    whole = clock(seconds * math.ceil(len(left) / size))
+    say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
+    plan.write()
+    steps = plan.shared.train.steps
+    split = jobs[0].split
+    board = open_board(_standings(plan, jobs, seconds), size, steps, split, plain=plain)
+    try:
+        _follow(plan, left, crew, board)
+    finally:
+        board.close()
+
+
+def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
+    orders = [
+        {"do": "train", "recipe": dump(job.recipe), "path": str(job.path), "split": job.split}
+        for job in jobs
+    ]
+    for place, event in crew.work(orders):
+        job, kind = jobs[place], event["event"]
+        if kind == "tick":
+            board.refresh()
+            continue
+        key = str(job.path)
+        if kind == "start":
+            board.start(job.row, key, job.name)
+        elif kind == "show":
+            board.show(job.row, key, event)
+        elif kind == "measure":
+            board.measure(job.row, key, event["metric"], event["value"])
+        elif kind == "done":
+            board.finish(job.row, key, *_main_metric(event["result"], job.split))
+        elif kind == "failed":
+            board.fail(job.row, key, event["error"])
+            label = plan.rows[job.row].label
+            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
+            plan.write()
+
+
+def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
+    """Say what the data are and how long it takes; return the seconds of one run."""
+    report, train = found["report"], plan.shared.train
+    examples = ", ".join(f"{split} {count:,}" for split, count in report["examples"].items())
+    cut = report.get("cut_from_train")
+    share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
+    say(f"data: {report['origin']}; examples: {examples}{share}")
+    for key, words in (("bad_rows", "rows left out"), ("overlong", "longer than max_len")):
+        for split, counts in (report.get(key) or {}).items():
+            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
+            say(f"{words}: {causes} in {split}")
+    step = found["seconds_per_step"]
+    per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
+    looks = math.ceil(train.steps / plan.shared.evaluate.every)
+    tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
+    counts = report["examples"]
+    tried = min(plan.shared.evaluate.limit or counts["validation"], counts["validation"])
+    writing = (looks * tried + counts["test"]) * found["seconds_per_answer"]
+    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
+    more = f", up to {clock(writing)} of it for writing answers" if writing else ""
+    say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
+    return seconds
+
+
+def _standings(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[Standing]:
+    standings = []
+    for number, row in enumerate(plan.rows):
+        own = [job for job in jobs if job.row == number]
+        finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
+        done = [_main_metric(run.result(), split)[1] for run, split in finished]
+        standings.append(Standing(row.label, len(own), seconds, done))
+    return standings
+
+
+def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
+    """Give every row the same number of trials, and the rates that did best on validation."""
+    rates = draw_rates(plan.shared, plan.asked.tune)
+    jobs = [
+        Job(
+            number,
+            plan.recipe(row, TRIAL_SEED, changes),
+            _trial_path(plan, row, trial),
+            "validation",
+        )
+        for trial, changes in enumerate(rates)
+        for number, row in enumerate(plan.rows)
+        if row.left_out is None
+    ]
+    say(f"tuning: {len(rates)} trials for each of {len(plan.rows)} rows, on validation")
+    _perform(plan, jobs, crew, say, plain)
+    plan.errors.clear()  # a trial that fails is a trial that is not chosen
+    rows = []
+    for row in plan.rows:
+        trials = [_record_trial(plan, row, trial, change) for trial, change in enumerate(rates)]
+        known = [trial for trial in trials if trial["validation"] is not None]
+        if known:
+            best = (max if known[0]["higher_is_better"] else min)(
+                known, key=lambda trial: trial["validation"]
+            )
+            row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
+            chosen = ", ".join(best["changes"])
+            say(f"{row.label} takes {chosen} (validation {best['validation']:.4f})")
+        rows.append(row)
+    return plan.with_rows(rows)
+
+
+def draw_rates(recipe: Recipe, trials: int) -> list[tuple[str, str]]:
+    """The recipe's own rates, then draws around them: the same for every row."""
+    rng, train = random.Random(f"rates of {trials}"), recipe.train
+    pairs = [(train.lr, train.table_rate)]
+    for _ in range(trials - 1):
+        low, high = (math.log(rate) for rate in TABLE_RATES)
+        factor = LR_RANGE ** rng.uniform(-1, 1)
+        pairs.append((train.lr * factor, math.exp(rng.uniform(low, high))))
+    return [(f"train.lr={lr:.3g}", f"train.table_rate={table:.3g}") for lr, table in pairs]
+
+
+def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> dict[str, Any]:
+    path = _trial_path(plan, row, trial)
+    record: dict[str, Any] = {
+        "run": str(path.relative_to(plan.out)),
+        "changes": list(changes),
+        "validation": None,
+    }
+    if Run(path).is_finished:
+        result = Run(path).result()
+        record["validation"] = _main_metric(result, "validation")[1]
+        record["higher_is_better"] = result["higher_is_better"]
+    return record
+
+
+def _trial_path(plan: Plan, row: Row, trial: int) -> Path:
+    return plan.out / "trials" / row.folder / f"trial{trial + 1}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
+    name = str(result["main_metric"])
+    return name, float(result["metrics" if split == "test" else split][name])
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

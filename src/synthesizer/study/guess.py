@@ -1,0 +1,348 @@
+"""From a user's own file to a recipe: task, columns, length and size, with reasons (no torch).
+
+Every guess is a `--set` override of a built-in recipe: it can be said, changed and run again.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from synthesizer.data.columns import NAMES, infer_columns
+from synthesizer.data.sources import Row, read_files
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import recipe_names
+
+TASKS = ("classification", "translation", "summarization", "dialogue", "language_modeling")
+EPOCHS = {"translation": 30, "summarization": 10}
+LABEL_LENGTH = 40  # characters of a label, at most
+READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are looked at
+SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A built-in recipe, what of it the data changes, and why, in words."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model that suits so much text; characters per token are of its vocabulary."""
+
+    below: float  # characters of text
+    d_model: int
+    num_layers: int
+    vocab_size: int
+    characters: float
+    batch_tokens: int
+    lr: float
+
+
+SCALES = (
+    Scale(2e6, 64, 2, 2000, 2.5, 2048, 2e-3),
+    Scale(2e7, 128, 2, 8000, 3.5, 4096, 1e-3),
+    Scale(float("inf"), 256, 4, 16000, 4.0, 8192, 5e-4),
+)
+
+
+def is_data(name: str) -> bool:
+    """Whether a user's word names data rather than a recipe."""
+    path = Path(name)
+    if name in recipe_names() or path.suffix == ".toml":
+        return False
+    return path.exists() or path.suffix != ""
+
+
+def infer_recipe(
+    name: str, task: str | None = None, given: Mapping[str, str] | None = None
+) -> Guess:
+    """Guess what to do with a file; a task and columns that are given are not guessed."""
+    path = Path(name)
+    if not path.exists():
+        raise UserError(
+            f"{name} does not exist; name a data file, a .toml file, or a recipe that "
+            "`synthesizer recipes` lists"
+        )
+    sample = _sample(path)
+    columns = _Columns.of(sample, given or {})
+    if task is None:
+        task, reason = _guess_task(path, columns)
+    elif task in TASKS:
+        reason = "as you set it"
+    else:
+        raise UserError(
+            f"task={task} cannot be inferred from a file; choose from {', '.join(TASKS)}"
+        )
+    roles = columns.roles(task)
+    splits = _splits(path)
+    total = _characters(path)
+    scale = next(scale for scale in SCALES if total < scale.below)
+    sizes, words = _sizes(task, scale, total, columns.lengths(roles))
+    values = {"name": path.stem if len(splits) == 1 else path.absolute().parent.name}
+    values |= {f"data.{split}": str(file) for split, file in splits.items()}
+    values |= {f"data.columns.{role}": column for role, column in roles.items()}
+    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
+    unused = [column for column in sample[0].fields if column not in roles.values()]
+    if named and unused:
+        named += f"; not used: {', '.join(unused)}"
+    return Guess(
+        task,
+        tuple(f"{key}={json.dumps(value)}" for key, value in {**values, **sizes}.items()),
+        (
+            f"task: {task} ({reason})",
+            *([f"columns: {named}"] if named else []),
+            *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
+            *words,
+        ),
+    )
+
+
+def _sample(path: Path) -> list[Row]:
+    """Rows from all over the beginning: files are often sorted by label."""
+    rows = [row for row in islice(read_files((path,)), READ) if not row.fault]
+    if not rows:
+        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
+    return rows[:: max(1, len(rows) // SAMPLE)]
+
+
+def _splits(path: Path) -> dict[str, Path]:
+    """The file, and beside a file called train those called validation and test."""
+    found = {"train": path}
+    if path.stem == "train":
+        for split, names in SIBLINGS.items():
+            files = [path.with_name(name + path.suffix) for name in names]
+            there = [file for file in files if file.is_file()]
+            if there:
+                found[split] = there[0]
+    return found
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of a sample hold."""
+
+    sample: list[Row]
+    labels: list[str]  # few, short values that come again and again; the fewest first
+    texts: list[str]  # with words in them, in the order of the file
+    given: Mapping[str, str]  # by role, as the user says
+
+    @classmethod
+    def of(cls, sample: list[Row], given: Mapping[str, str]) -> "_Columns":
+        names = list(sample[0].fields)
+        distinct = {name: len(set(_values(sample, name))) for name in names}
+        labels = [name for name in names if _is_label(_values(sample, name))]
+        texts = [name for name in names if name not in labels and _is_text(sample, name)]
+        return cls(sample, sorted(labels, key=lambda name: distinct[name]), texts, given)
+
+    def roles(self, task: str) -> dict[str, str]:
+        """The column of each role of a task: by a known name, then by what looks like it."""
+        given = dict(self.given)
+        if task == "language_modeling":
+            return infer_columns(self.sample, ("text",), given)
+        if task == "classification":
+            if self.labels:
+                given.setdefault("label", self.label)
+            return infer_columns(self.sample, ("text", "label"), given)
+        if task in ("translation", "summarization"):
+            taken = given.values()
+            free = [
+                name
+                for name in self.texts
+                if not _is_known(name, "source", "target") and name not in taken
+            ]
+            names = list(self.sample[0].fields)
+            missing = [
+                role
+                for role in ("source", "target")
+                if role not in given and not any(_is_known(name, role) for name in names)
+            ]
+            given |= dict(zip(missing, free, strict=False))
+            return infer_columns(self.sample, ("source", "target"), given)
+        return given
+
+    @property
+    def label(self) -> str:
+        """The likeliest label."""
+        known = [name for name in self.labels if _is_known(name, "label")]
+        return (known or self.labels)[0]
+
+    def mean_length(self, name: str) -> float:
+        """Characters of a column's values."""
+        return statistics.fmean(len(value) for value in _values(self.sample, name))
+
+    def lengths(self, roles: dict[str, str]) -> list[int]:
+        """Characters of the longest text of each row."""
+        names = [name for role, name in roles.items() if role != "label"]
+        columns = [_values(self.sample, name) for name in names or self.sample[0].fields]
+        return [max(map(len, row)) for row in zip(*columns, strict=True)]
+
+
+def _values(sample: list[Row], name: str) -> list[str]:
+    values = [row.fields.get(name) for row in sample]
+    return [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+
+
+def _is_label(values: list[str]) -> bool:
+    short = max(map(len, values)) <= LABEL_LENGTH
+    return short and 2 <= len(set(values)) <= max(2, len(values) // 3)
+
+
+def _is_measured(values: list[str]) -> bool:
+    """Numbers, not all of them whole."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return False
+    return any(not number.is_integer() for number in numbers)
+
+
+def _is_text(sample: list[Row], name: str) -> bool:
+    """Strings that differ, most of them with spaces or letters that an identifier has not."""
+    if not all(isinstance(row.fields.get(name), str | list) for row in sample):
+        return False
+    values = _values(sample, name)
+    wordy = sum(" " in value or "\n" in value or not value.isascii() for value in values)
+    return 2 * wordy > len(values) and (len(set(values)) > 1 or len(values) == 1)
+
+
+def _is_known(name: str, *roles: str) -> bool:
+    return any(name.lower() in NAMES[role] for role in roles)
+
+
+def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
+    first, texts = columns.sample[0].fields, columns.texts
+    dialog = [name for name in first if _is_known(name, "dialog")]
+    if dialog and isinstance(first[dialog[0]], list):
+        return "dialogue", f"'{dialog[0]}' holds lists of turns"
+    if not texts:
+        raise UserError(
+            f"{path} has the columns {', '.join(first)} and none of text; "
+            "expected text and label, source and target, or text"
+        )
+    if columns.given:
+        return _task_of_columns(columns)
+    if columns.labels and (len(texts) == 1 or _is_known(columns.label, "label")):
+        number = len(set(_values(columns.sample, columns.label)))
+        return "classification", f"'{columns.label}' has {number} different values"
+    if len(texts) == 1:
+        _refuse_unfit_labels(path, columns)
+        return "language_modeling", f"'{texts[0]}' is text and nothing else is"
+    named = [any(_is_known(name, role) for name in first) for role in ("source", "target")]
+    if len(texts) > 2 and not all(named):
+        raise UserError(
+            f"{path} has {len(texts)} columns of text ({', '.join(texts)}); say which to use: "
+            f"--set data.columns.source={texts[0]} --set data.columns.target={texts[1]}, "
+            f"or --set data.columns.text={texts[0]} for one alone"
+        )
+    return _task_of_pairs(columns)
+
+
+def _task_of_columns(columns: _Columns) -> tuple[str, str]:
+    """From the roles that the user gave columns for."""
+    given = columns.given
+    if "source" in given or "target" in given:
+        return _task_of_pairs(columns)
+    if "label" in given:
+        return "classification", f"'{given['label']}' is the label, as you set it"
+    if "text" in given:
+        return "language_modeling", f"'{given['text']}' is the text, as you set it"
+    return "dialogue", "from the columns, as you set them"
+
+
+def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
+    """A column that reads like a label and cannot be one is not left out in silence."""
+    for name in columns.sample[0].fields:
+        values = _values(columns.sample, name)
+        if name in columns.texts or not (_is_known(name, "label") or _is_measured(values)):
+            continue
+        found = len(set(values))
+        cause = (
+            f"'{values[0]}' in every row; a classifier needs two classes or more"
+            if found == 1
+            else f"{found:,} different values in {len(values):,} rows; a classifier needs classes "
+            "that come again, so round or group them"
+        )
+        raise UserError(
+            f"{path}: column '{name}' has {cause}, or --set task=language_modeling to model "
+            f"'{columns.texts[0]}' alone"
+        )
+
+
+def _task_of_pairs(columns: _Columns) -> tuple[str, str]:
+    source, target = columns.roles("translation").values()
+    if columns.mean_length(source) > 3 * columns.mean_length(target):
+        return "summarization", f"'{target}' is less than a third as long as '{source}'"
+    return "translation", f"'{source}' and '{target}' are texts of similar length"
+
+
+def _sizes(
+    task: str, scale: Scale, total: float, lengths: list[int]
+) -> tuple[dict[str, Any], list[str]]:
+    """Vocabulary, length, width and steps, and the words that say so."""
+    in_bytes = task == "language_modeling" and scale.d_model < 256
+    characters = 1.0 if in_bytes else scale.characters
+    longest = _percentile(lengths, 0.95)
+    window = 64 if scale.d_model == 64 else 128
+    fits = window if task == "language_modeling" else _round_up(longest / characters + 2)
+    tokens = total / characters
+    steps = _steps(EPOCHS.get(task, 10) * tokens / scale.batch_tokens)
+    sizes = {
+        "text.kind": "byte" if in_bytes else "bpe",
+        **({} if in_bytes else {"text.vocab_size": scale.vocab_size}),
+        "model.max_len": fits,
+        "model.d_model": scale.d_model,
+        "model.num_layers": scale.num_layers,
+        "train.batch_tokens": max(scale.batch_tokens, 4 * fits),
+        "train.lr": scale.lr,
+        "train.steps": steps,
+        "train.warmup": steps // 10,
+        "train.checkpoint_every": max(100, steps // 4),
+        "evaluate.every": max(100, steps // 4),
+    }
+    why = "the window"
+    if task != "language_modeling":
+        why = f"95 of 100 texts have up to {longest:,} characters"
+        why += "; longer ones are cut" if fits < longest / characters else ""
+    words = [
+        f"text: {_readable(total)} characters, as {sizes['text.kind']} tokens"
+        + ("" if in_bytes else f" of a vocabulary of {scale.vocab_size:,}"),
+        f"max_len: {fits} ({why})",
+        f"model: {scale.num_layers} layers of width {scale.d_model} (from the amount of text)",
+        f"steps: {steps} of {sizes['train.batch_tokens']:,} tokens "
+        f"(about {steps * scale.batch_tokens / max(1.0, tokens):.0f} times through the text)",
+    ]
+    return sizes, words
+
+
+def _steps(wanted: float) -> int:
+    return int(min(3000, max(200, round(wanted, -2))))
+
+
+def _round_up(length: float) -> int:
+    return int(min(512, max(16, -(-length // 16) * 16)))
+
+
+def _percentile(values: list[int], share: float) -> int:
+    ordered = sorted(values)
+    return ordered[int(share * (len(ordered) - 1))]
+
+
+def _characters(path: Path) -> float:
+    """About how much text there is, from the size on disk; parquet is packed."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return size * (2.0 if path.suffix == ".parquet" else 1.0)
+
+
+def _readable(number: float) -> str:
+    for unit, factor in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,264 @@
+"""What a study consists of: rows, seeds, and the recipe of every run (no torch)."""
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from synthesizer import __version__
+from synthesizer.data.sources import data_folder, open_source
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
+from synthesizer.experiment.run import STUDY, spec_folder, write_atomically
+from synthesizer.spec import TABLE_2, normalize_spec, variants
+from synthesizer.study.guess import Guess, infer_recipe, is_data
+
+CONTROL = "random+dot"  # whose parameters the second dot row has
+MATCHES = ("none", "params", "flops")
+QUICK = 5  # a quick look takes this part of the steps
+QUICK_LIMIT = 500  # validation examples of a quick look
+SEEDS = 3
+COLUMN = "data.columns."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of a comparison."""
+
+    recipe: str = "python-docs"  # or data
+    syntheses: tuple[str, ...] = ()
+    seeds: int | None = None
+    jobs: int | None = None
+    match: str = "none"
+    tune: int = 0
+    margin: float | None = None
+    quick: bool = False
+    baselines: bool = False
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+    command: str = "synthesizer compare"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: a spec, and what its runs change in the recipe beside it."""
+
+    label: str
+    spec: str
+    folder: str
+    like: str | None = None  # the spec whose budget it must meet
+    changes: tuple[str, ...] = ()
+    note: str | None = None
+    trials: tuple[dict[str, Any], ...] = ()
+    offered: bool = False  # not asked for by name: where it cannot be built it is left out
+    left_out: str | None = None  # because
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a comparison, as overrides of one base recipe."""
+
+    asked: Asked
+    base: str
+    overrides: tuple[str, ...]
+    shared: Recipe  # what all runs have in common
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+    out: Path
+    fingerprint: str  # of the data
+    words: tuple[str, ...] = ()  # what was inferred or shortened
+    errors: dict[str, str] = field(default_factory=dict)  # by label
+
+    def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
+        """The recipe of one run."""
+        return load_recipe(
+            self.base, synthesis=row.spec, overrides=self._changes(row, seed, changes)
+        )
+
+    def path(self, row: Row, seed: int) -> Path:
+        """Where one run goes."""
+        return self.out / row.folder / f"seed{seed}"
+
+    def command(self, row: Row, seed: int) -> str:
+        """The command that makes one run alone."""
+        sets = [word for change in self._changes(row, seed) for word in ("--set", change)]
+        place = ["--out", str(self.path(row, seed))]
+        return shlex.join(
+            ["synthesizer", "train", self.base, "--synthesis", row.spec, *sets, *place]
+        )
+
+    def with_rows(self, rows: Iterable[Row]) -> "Plan":
+        """The same plan with rows that know more."""
+        return replace(self, rows=tuple(rows))
+
+    def write(self) -> None:
+        """Put study.json in its place: what a report needs beside the runs."""
+        study = {
+            "command": self.asked.command,
+            "recipe": self.shared.name,
+            "chosen_for": self.shared.chosen_for,
+            "rows": [self._record(row) for row in self.rows],
+            "margin": self.asked.margin,
+            "match": self.asked.match,
+            "tune": self.asked.tune,
+            "quick": self.asked.quick,
+            "shared": dump(self.shared),
+            "data": self.fingerprint,
+        }
+
+        def fill(path: Path) -> None:
+            path.write_text(json.dumps(study, indent=2) + "\n", encoding="utf-8")
+
+        write_atomically(self.out / STUDY, fill)
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        runs = [str(self.path(row, seed).relative_to(self.out)) for seed in self.seeds]
+        return {
+            "label": row.label,
+            "spec": row.spec,
+            "runs": runs,
+            "left_out": row.left_out,
+            "error": self.errors.get(row.label),
+            "note": row.note,
+            "trials": row.trials,
+        }
+
+    def _changes(self, row: Row, seed: int, changes: Iterable[str] = ()) -> list[str]:
+        last: dict[str, str] = {}
+        for text in (*self.overrides, *row.changes, *changes, f"seed={seed}"):
+            key = text.partition("=")[0]
+            last.pop(key, None)
+            last[key] = text
+        return list(last.values())
+
+
+def draw_up(asked: Asked) -> Plan:
+    """Decide every run of a comparison but for widths and tuned rates."""
+    _check(asked)
+    base, overrides, words = _begin(asked)
+    recipe = load_recipe(base, overrides=overrides)
+    shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
+    fingerprint = _fingerprint(recipe)
+    identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
+    seeds = asked.seeds or (1 if asked.quick else SEEDS)
+    plan = Plan(
+        asked,
+        base,
+        overrides,
+        shared,
+        tuple(range(recipe.seed, recipe.seed + seeds)),
+        tuple(_rows(asked, recipe)),
+        asked.out or Path("runs") / f"{recipe.name}-{digest}",
+        fingerprint,
+        (*words, *_say_rates(asked, recipe)),
+    )
+    _refuse_to_mix(plan)
+    return plan
+
+
+def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The base recipe, its overrides (the user's last) and the words for both."""
+    guess = Guess(asked.recipe, (), ())
+    if is_data(asked.recipe):
+        given = _given(asked.overrides)
+        columns = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
+        guess = infer_recipe(asked.recipe, given.get("task"), columns)
+    base, guessed, words = guess.recipe, guess.overrides, guess.reasons
+    if not asked.quick:
+        return base, (*guessed, *asked.overrides), words
+    whole = load_recipe(base, overrides=guessed)
+    overrides = (*guessed, *_quicken(whole), *asked.overrides)
+    steps = load_recipe(base, overrides=overrides).train.steps
+    said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
+    return base, overrides, (*words, said)
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    """What changes with the data; the members of a mixture are hub sets that do not."""
+    if recipe.data.tasks:
+        return "mixture"
+    if recipe.data.builtin and not recipe.data.train:
+        python = ".".join(map(str, sys.version_info[:3]))
+        return f"{recipe.data.builtin} of synthesizer {__version__} on Python {python}"
+    return open_source(recipe.data, data_folder()).fingerprint
+
+
+def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
+    if not asked.tune:
+        none = "tuned for none of them (--tune K gives each its own)"
+        chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
+        rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
+        yield f"rates of all rows: {rates}; {chosen}"
+
+
+def _check(asked: Asked) -> None:
+    if asked.match not in MATCHES:
+        raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
+    if asked.tune == 1:
+        raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
+
+
+def _rows(asked: Asked, recipe: Recipe) -> Iterator[Row]:
+    """The rows asked for, or the paper's table with its controls; then the other systems."""
+
+    def folder(spec: str) -> str:
+        return spec_folder(recipe.model_copy(update={"synthesis": spec}))
+
+    like = None if asked.match == "none" else "dot"
+    named = [normalize_spec(spec) for spec in asked.syntheses] or [*TABLE_2, "none"]
+    for spec in dict.fromkeys(named):
+        yield Row(spec, spec, folder(spec), like if spec != "dot" else None)
+    if not asked.syntheses and asked.match == "none":
+        label = f"dot, as large as {CONTROL}"
+        yield Row(label, "dot", f"{folder('dot')}-as-large-as-{CONTROL}", CONTROL)
+    if asked.baselines:
+        for name, variant in variants().items():
+            if variant.baseline and name not in named:
+                yield Row(name, name, folder(name), like, offered=True)
+        universal = ("model.universal=true",)
+        yield Row("universal", "dot", f"{folder('dot')}-universal", like, universal, offered=True)
+
+
+def _quicken(recipe: Recipe) -> tuple[str, ...]:
+    """Fewer steps, and all that is counted in steps with them."""
+    train, evaluate = recipe.train, recipe.evaluate
+    changes = {
+        "train.steps": max(1, train.steps // QUICK),
+        "train.warmup": train.warmup // QUICK,
+        "train.checkpoint_every": max(1, train.checkpoint_every // QUICK),
+        "evaluate.every": max(1, evaluate.every // QUICK),
+        "evaluate.limit": min(evaluate.limit or QUICK_LIMIT, QUICK_LIMIT),
+    }
+    return tuple(f"{key}={value}" for key, value in changes.items())
+
+
+def _given(overrides: Iterable[str]) -> dict[str, str]:
+    """What the user sets, as plain words; the last of a key counts."""
+    pairs = (text.partition("=") for text in overrides)
+    return {key.strip(): value.strip("\"' ") for key, _, value in pairs}
+
+
+def _refuse_to_mix(plan: Plan) -> None:
+    """Runs of another recipe, data or budget never stand beside this study's."""
+    path = plan.out / STUDY
+    if not path.exists():
+        if plan.out.exists() and any(not file.name.startswith(".") for file in plan.out.iterdir()):
+            raise UserError(f"{plan.out} exists and is no comparison; choose another --out")
+        return
+    there = json.loads(path.read_text(encoding="utf-8"))
+    changed = differences(parse_recipe(there["shared"], str(path)), plan.shared)
+    for name, value in (("match", plan.asked.match), ("tune", plan.asked.tune)):
+        if there[name] != value:
+            changed.append(f"--{name}: {there[name]} -> {value}")
+    if there["data"] != plan.fingerprint:
+        changed.append("the data have changed")
+    if changed:
+        raise UserError(
+            f"{plan.out} holds another comparison ({'; '.join(changed)}); "
+            "choose another --out, or delete the directory"
+        )

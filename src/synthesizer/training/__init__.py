@@ -1,0 +1,1 @@
+"""One run: build, train, evaluate, checkpoint, finish, generate."""

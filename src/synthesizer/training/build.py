@@ -1,0 +1,139 @@
+"""From a recipe to a model at its first step."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.models.backbone import SynthesizerPreTrainedModel
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import MODELS
+
+
+def build_config(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, labels: list[str] | None
+) -> SynthesizerConfig:
+    """The settings of a recipe's model."""
+    return SynthesizerConfig(
+        **_chosen(recipe),
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id,
+        **({} if labels is None else _named(labels)),
+    )
+
+
+def rough_config(recipe: Recipe) -> SynthesizerConfig:
+    """The settings as far as they are known without data."""
+    return SynthesizerConfig(**_chosen(recipe), vocab_size=recipe.text.vocab_size)
+
+
+def build_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, labels: list[str] | None
+) -> SynthesizerPreTrainedModel:
+    """The model of a recipe before its first step."""
+    config = build_config(recipe, tokenizer, labels)
+    model = MODELS[str(config.kind)](config)
+    initialize_by_name(model, recipe.seed)
+    if recipe.train.start_from is not None:
+        start_from(model, Path(recipe.train.start_from), recipe.seed)
+    return model
+
+
+def initialize_by_name(model: SynthesizerPreTrainedModel, seed: int) -> None:
+    """Draw every module anew from the seed and its own name.
+
+    So two variants of one recipe begin with equal values wherever they have the same parameters.
+    """
+    drawn: set[int] = set()
+    for name, module in model.named_modules():
+        own = {id(tensor) for tensor in _own(module)}
+        if own and not own & drawn:  # a tied weight belongs to the module that comes first
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(stable_seed(seed, name))
+                model._init_weights(module)
+            drawn |= own
+
+
+def stable_seed(*words: object) -> int:
+    """A seed from any words, the same in every process and version of Python."""
+    digest = hashlib.sha256("\0".join(str(word) for word in words).encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
+    """Take over the weights of another run, its tables grown or cropped to this model's lengths."""
+    config, home = model.config, run / "model"
+    if not (home / "model.safetensors").exists():
+        raise UserError(
+            f"train.start_from={run} holds no model/; name the directory of a finished run"
+        )
+    old_config = SynthesizerConfig.from_pretrained(home)
+    old: SynthesizerPreTrainedModel = MODELS[str(old_config.kind)].from_pretrained(home)
+    lengths = (config.max_len, config.decoder_max_len)
+    if lengths != (old_config.max_len, old_config.decoder_max_len):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stable_seed(seed, "grown from", run.name))
+            old.resize(*lengths)
+    load_weights(model, unique_weights(old), str(run))
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
+    """Fill a model, tied weights once; every name and shape must agree."""
+    named = model.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    tied = {name for name in shapes if name not in given and _has_twin(model, name, given)}
+    wrong = [name for name in shapes if name not in tied and shapes[name] != given.get(name)]
+    wrong += [name for name in given if name not in shapes]
+    if wrong:
+        name = wrong[0]
+        raise UserError(
+            f"the weights of {origin} do not fit this model: {name} is "
+            f"{given.get(name, 'missing')} there and {shapes.get(name, 'missing')} here "
+            f"({len(wrong)} differ); use the same model and synthesis"
+        )
+    model.load_state_dict(dict(weights), strict=False)
+
+
+def unique_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and saved buffer under its first name."""
+    first: dict[int, str] = {}
+    named = model.state_dict(keep_vars=True)
+    for name, tensor in named.items():
+        first.setdefault(id(tensor), name)
+    return {name: named[name].detach() for name in first.values()}
+
+
+def _chosen(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says of the model."""
+    return {
+        **recipe.model.model_dump(),
+        "synthesis": recipe.synthesis,
+        "decoder_synthesis": recipe.decoder_synthesis or "",
+        "label_smoothing": recipe.train.label_smoothing,
+    }
+
+
+def _has_twin(model: nn.Module, name: str, given: Mapping[str, object]) -> bool:
+    named = model.state_dict(keep_vars=True)
+    return any(other in given and named[other] is named[name] for other in named if other != name)
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _named(labels: list[str]) -> dict[str, object]:
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }

@@ -1,0 +1,235 @@
+"""The end of a run: choose the weights, measure them, and write what others read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synthesizer.attention.fast import has_kernel
+from synthesizer.errors import UserError
+from synthesizer.experiment.progress import Progress
+from synthesizer.experiment.recipe import Recipe, Train, dump
+from synthesizer.experiment.run import Run, provenance
+from synthesizer.models.backbone import SynthesizerPreTrainedModel
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.cost import (
+    cache_bytes_per_token,
+    count_parameters,
+    flops_per_token,
+)
+from synthesizer.models.heads import MODELS
+from synthesizer.tasks import build_task
+from synthesizer.tasks.task import Scores, Task
+from synthesizer.training.attention_maps import inspect, mean_sharpness
+from synthesizer.training.build import build_model, load_weights
+from synthesizer.training.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    average_weights,
+    checkpoint_path,
+    prune,
+    read_weights,
+    write_checkpoint,
+)
+from synthesizer.training.decode_speed import PROMPTS, Decoded, continuations, decode
+from synthesizer.training.evaluate import evaluate, first_examples
+
+INSPECTED = 8  # examples
+
+
+def regular_steps(train: Train, step: int) -> list[int]:
+    """The steps up to this one whose checkpoints an average may need."""
+    every = range(train.checkpoint_every, step + 1, train.checkpoint_every)
+    return list(every)[-train.average :] if train.average else []
+
+
+def averaged_steps(train: Train, last: int) -> list[int]:
+    """The steps whose weights are averaged once training ended at `last`."""
+    steps = sorted({*regular_steps(train, last), last})
+    return steps[-train.average :] if train.average else []
+
+
+def finish(
+    recipe: Recipe,
+    run: Run,
+    task: Task,
+    best: int,
+    last: int,
+    progress: Progress,
+    device: torch.device,
+    split: str,
+) -> dict[str, Any]:
+    """Offer the best, last and averaged weights, score the chosen ones, write the rest."""
+    folder = run.checkpoints
+    _offer(folder, "last", read_weights(checkpoint_path(folder, "step", last)))
+    _offer(folder, "best", read_weights(checkpoint_path(folder, "best", best)))
+    averaged = averaged_steps(recipe.train, last)
+    if averaged:
+        paths = [checkpoint_path(folder, "step", step) for step in averaged]
+        _offer(folder, "averaged", average_weights(paths))
+    chosen = "averaged" if averaged else "best"
+    start = build_model(recipe, task.tokenizer, task.labels)
+    model = build_model(recipe, task.tokenizer, task.labels)
+    load_weights(model, read_weights(folder / f"{chosen}.safetensors"), chosen)
+    progress.say(f"training is done; measuring the {chosen} weights on {split}")
+    evaluation = evaluate(model.to(device), task, split, recipe.evaluate)
+    scores = evaluation.scores
+    first = first_examples(task, split, PROMPTS)
+    decoded = decode(model, first) if task.decodes else None
+    arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
+    run.write_arrays("statistics.npz", scores.statistics)
+    run.write_arrays("attention.npz", arrays)
+    if decoded is not None and task.kind == "decoder":
+        scores = replace(scores, samples=continuations(task, first, decoded))
+    run.write("samples.txt", _samples_text(scores.samples))
+    result = {
+        **describe_result(recipe, task, scores),
+        "split": split,
+        "steps_per_token": evaluation.steps_per_token or None,
+        "checkpoint": chosen,
+        "best_step": best,
+        "steps": last,
+        "averaged_steps": averaged,
+        "validation": _validation(run, best),
+        **measure_cost(model, run, decoded),
+        "sharpness": mean_sharpness(arrays),
+        "data": task.report,
+        **provenance(),
+    }
+    save_model(model, task, run, recipe, result)
+    run.write("result.json", json.dumps(result, indent=2) + "\n")
+    prune(folder, "step", [])
+    prune(folder, "best", [])
+    return result
+
+
+def describe_result(recipe: Recipe, task: Task, scores: Scores) -> dict[str, Any]:
+    """What was trained and how well it does."""
+    return {
+        "recipe": recipe.name,
+        "recipe_hash": recipe.hash(),
+        "task": recipe.task,
+        "synthesis": recipe.synthesis,
+        "decoder_synthesis": recipe.decoder_synthesis,
+        "seed": recipe.seed,
+        "main_metric": task.main_metric,
+        "higher_is_better": task.higher_is_better,
+        "metrics": scores.metrics,
+        "signatures": scores.signatures,
+    }
+
+
+def measure_cost(
+    model: SynthesizerPreTrainedModel, run: Run, decoded: Decoded | None
+) -> dict[str, Any]:
+    """What it took: parameters, arithmetic, memory and speed."""
+    laps = [line for line in run.timing() if "tokens" in line]
+    seconds = sum(lap["seconds"] for lap in laps)
+    rate = sum(lap["tokens"] for lap in laps) / seconds if seconds else None
+    memory = [line["memory_bytes"] for line in run.timing() if "memory_bytes" in line]
+    return {
+        "parameters": count_parameters(model),
+        "flops_per_token": flops_per_token(model.config),
+        "cache_bytes_per_token": cache_bytes_per_token(model.config),
+        "training_seconds": seconds,
+        "training_tokens_per_second": rate,
+        "decoding_tokens_per_second": decoded.tokens_per_second if decoded else None,
+        "training_memory_bytes": memory[-1] if memory else None,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "kernel": has_kernel(best_device()),
+    }
+
+
+def save_model(
+    model: SynthesizerPreTrainedModel, task: Task, run: Run, recipe: Recipe, result: dict[str, Any]
+) -> None:
+    """Write model/: weights, config, tokenizer and a card, as Hugging Face reads them."""
+    model.save_pretrained(run.model)
+    task.tokenizer.save_pretrained(run.model)
+    run.write("model/README.md", model_card(recipe, result))
+
+
+def best_device() -> torch.device:
+    """A GPU where there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found
+
+
+def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrainedModel:
+    """The model of a finished run, by default with the weights in model/."""
+    if not run.is_finished:
+        run.recipe()
+        raise UserError(f"{run.path} is not finished; train it to its end first")
+    config = SynthesizerConfig.from_pretrained(run.model)
+    model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(run.model)
+    if checkpoint is not None:
+        path = run.checkpoints / f"{checkpoint}.safetensors"
+        if checkpoint == "averaged" and not path.exists():
+            raise UserError(f"{run.path} has no averaged weights; train with train.average=5 or so")
+        load_weights(model, read_weights(path), str(path))
+    return model.eval()
+
+
+def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
+    """The scores of a finished run on a split of its data."""
+    run = Run(path)
+    recipe, model = run.recipe(), load_model(run, checkpoint)
+    task = build_task(recipe, tokenizer_dir=run.model)
+    return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
+
+
+def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
+    """README.md of model/: what it is, how well it does, and the recipe that makes it again."""
+    metrics = [
+        f"| {name} | {value:.4f} | {result['signatures'].get(name, '')} |"
+        for name, value in result["metrics"].items()
+    ]
+    parts = [f"| {part} | {count:,} |" for part, count in result["parameters"].items()]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "tags:",
+            "- synthesizer",
+            "---",
+            f"# {recipe.name} with {recipe.synthesis} attention",
+            "",
+            f"Trained for {recipe.task} by `synthesizer`; seed {recipe.seed}, "
+            f"recipe {result['recipe_hash']}, {result['steps']} steps.",
+            "Load it after `import synthesizer.models.heads`, with the Auto class of its task.",
+            "",
+            f"| metric ({result['split']}) | value | signature |",
+            "|---|---|---|",
+            *metrics,
+            "",
+            "| parameters | |",
+            "|---|---|",
+            *parts,
+            "",
+            "```toml",
+            dump(recipe).rstrip(),
+            "```",
+            "",
+        ]
+    )
+
+
+def _offer(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
+    tensors = {f"{WEIGHTS}{key}": tensor for key, tensor in weights.items()}
+    write_checkpoint(folder / f"{name}.safetensors", Checkpoint(tensors, {}))
+
+
+def _validation(run: Run, best: int) -> dict[str, float]:
+    """The metrics of the best step on validation."""
+    lines = [line for line in run.metrics() if line["step"] == best and "validation" in line]
+    metrics: dict[str, float] = lines[-1]["validation"]
+    return metrics
+
+
+def _samples_text(samples: list[dict[str, str]]) -> str:
+    blocks = ["\n".join(f"{name}: {text}" for name, text in sample.items()) for sample in samples]
+    return "\n\n".join(blocks) + "\n" if blocks else ""

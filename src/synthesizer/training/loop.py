@@ -1,0 +1,262 @@
+"""fit(recipe, run): the one loop, on accelerate.
+
+The loss is divided by the targets of all processes, so that N processes take the step of one. All
+that is random in a step is drawn from (seed, batch, process): a resume needs no generator's state.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from synthesizer.data.batch import Batch
+from synthesizer.errors import UserError
+from synthesizer.experiment.interruption import Interrupted, Interruption
+from synthesizer.experiment.progress import Pace, Progress, Quiet
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.run import Run, provenance
+from synthesizer.models.backbone import SynthesizerPreTrainedModel
+from synthesizer.tasks import build_task
+from synthesizer.tasks.task import Task
+from synthesizer.training.accelerator import autocast, open_accelerator
+from synthesizer.training.build import build_model, load_weights, stable_seed, unique_weights
+from synthesizer.training.checkpoint import numbered
+from synthesizer.training.checkpointer import Keeper
+from synthesizer.training.evaluate import evaluate
+from synthesizer.training.finish import finish
+from synthesizer.training.meter import now, peak_memory
+from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
+from synthesizer.training.state_dict import take_weights
+from synthesizer.training.tensorboard import Curves
+
+MEASURED = 1  # the step after which one is measured: the optimizer has all it keeps
+
+
+@dataclass
+class State:
+    """Where a run stands, its weights and optimizer aside."""
+
+    step: int = 0
+    tokens: int = 0
+    loss: float = 0.0  # summed over the targets since the last line of metrics.jsonl
+    targets: int = 0  # since then
+    best: float | None = None  # of the main metric on validation
+    best_step: int = 0
+    waited: int = 0  # evaluations since the best
+
+
+def fit(
+    recipe: Recipe,
+    run: Run,
+    progress: Progress | None = None,
+    *,
+    tensorboard: bool = False,
+    split: str = "test",
+) -> dict[str, Any]:
+    """Train a recipe to its last step, resuming what run holds; return its result on a split."""
+    run.claim(recipe)
+    if run.is_finished:
+        return run.result()
+    provenance()
+    accelerator = open_accelerator(recipe)
+    main = accelerator.is_main_process
+    progress = progress if progress and main else Quiet()
+    with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
+        with accelerator.main_process_first():
+            task = build_task(recipe)
+        loop = Loop(recipe, run, task, accelerator, progress)
+        loop.state = State(**loop.keeper.resume(progress))
+        if tensorboard and main:
+            loop.curves = Curves(run.path / "tensorboard", loop.state.step)
+        loop.train(interruption)
+        interruption.stops_at_once = True
+        if not main:
+            return {}
+        best, last = loop.state.best_step, loop.state.step
+        return finish(recipe, run, task, best, last, progress, accelerator.device, split)
+
+
+class Loop:
+    """A model on its way through a recipe."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        task: Task,
+        accelerator: Accelerator,
+        progress: Progress,
+    ) -> None:
+        self.recipe, self.run, self.task = recipe, run, task
+        self.accelerator, self.progress, self.state = accelerator, progress, State()
+        model = build_model(recipe, task.tokenizer, task.labels)
+        names = list(unique_weights(model))
+        self.model, self.optimizer = accelerator.prepare(
+            model, build_optimizer(model, recipe.train)
+        )
+        self.keeper = Keeper(run, recipe.train, accelerator, self.model, self.optimizer, names)
+        self.curves: Curves | None = None
+        self.forward = torch.compile(self.model) if recipe.train.compile else self.model
+
+    def train(self, interruption: Interruption) -> None:
+        """Take the steps that are left, logging, evaluating and saving on the way."""
+        train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
+        batches = self.batches()
+        pace = Pace(state.step)
+        while state.step < train.steps and not self._is_out_of_patience():
+            begin = now(self.accelerator.device)
+            take = self.take_measured_step if state.step == MEASURED else self.take_step
+            asked = take(next(batches), interruption.asked)
+            pace.add(now(self.accelerator.device) - begin, self.step_tokens)
+            last = state.step == train.steps
+            if state.step % train.log_every == 0 or last:
+                self._log(pace)
+            if state.step % every == 0 or last:
+                self._evaluate()
+            if asked or last or state.step % train.checkpoint_every == 0:
+                self.keeper.save(asdict(state))
+            if asked and not last:
+                raise Interrupted(
+                    f"interrupted at step {state.step} of {train.steps}; "
+                    f"the same command goes on from there ({self.run.path})"
+                )
+        self.keeper.save(asdict(state))
+
+    def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
+        """Update once from several batches; True where any process was asked to stop."""
+        accelerator, state, train = self.accelerator, self.state, self.recipe.train
+        targets, tokens = self._sum(
+            sum(batch.num_targets for batch in batches), sum(batch.num_tokens for batch in batches)
+        )
+        set_rate(self.optimizer, learning_rate(state.step + 1, train))
+        self.model.train()
+        loss = torch.zeros((), device=accelerator.device)
+        for place, batch in enumerate(batches):
+            number = state.step * train.accumulate + place
+            torch.manual_seed(stable_seed(self.recipe.seed, number, accelerator.process_index))
+            ready = place == len(batches) - 1
+            with nullcontext() if ready else accelerator.no_sync(self.model):
+                part = self._loss(batch, targets)
+                accelerator.backward(part * accelerator.num_processes)
+            loss += part.detach()
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
+        self.step_loss, stop = self._sum(float(loss), float(asked))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self.step_norm, self.step_tokens = float(norm), int(tokens)
+        if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
+            raise self._diverged()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        state.step += 1
+        state.tokens += int(tokens)
+        state.loss += self.step_loss * targets
+        state.targets += int(targets)
+        return stop > 0
+
+    def take_measured_step(self, batches: list[Batch], asked: bool) -> bool:
+        """Take a step and record the most memory it needed, in timing.jsonl."""
+        standing = [*self.model.parameters(), *self.model.buffers()]
+        for kept in self.optimizer.state.values():
+            standing += [value for value in kept.values() if isinstance(value, Tensor)]
+        held = sum(tensor.nbytes for tensor in standing)
+        with peak_memory(self.accelerator.device) as memory:
+            stop = self.take_step(batches, asked)
+        if self.accelerator.is_main_process and memory.peak is not None:
+            self.run.log_time(self.state.step, {"memory_bytes": held + memory.peak})
+        return stop
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """What each step that is left is fed."""
+        train, accelerator = self.recipe.train, self.accelerator
+        batches = self.task.train_batches(
+            self.state.step * train.accumulate,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+        )
+        while True:
+            yield [next(batches) for _ in range(train.accumulate)]
+
+    def _loss(self, batch: Batch, targets: float) -> Tensor:
+        device = self.accelerator.device
+        inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+        count = torch.tensor(max(1.0, targets), device=device)
+        with autocast(self.recipe, device):
+            loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
+        return loss
+
+    def _sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes."""
+        local = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        total: list[float] = self.accelerator.reduce(local, "sum").tolist()
+        return total
+
+    def _log(self, pace: Pace) -> None:
+        state, train = self.state, self.recipe.train
+        loss = state.loss / max(1, state.targets)
+        state.loss, state.targets = 0.0, 0
+        values = {
+            "loss": loss,
+            "lr": learning_rate(state.step, train),
+            "grad_norm": self.step_norm,
+            "tokens": state.tokens,
+        }
+        seconds, tokens = pace.lap()
+        if self.accelerator.is_main_process:
+            self._record(values)
+            self.run.log_time(state.step, {"seconds": seconds, "tokens": tokens})
+        left = pace.seconds_per_step(state.step) * (train.steps - state.step)
+        self.progress.show(state.step, train.steps, loss, tokens / max(seconds, 1e-9), left)
+
+    def _record(self, values: Mapping[str, object]) -> None:
+        self.run.log(self.state.step, values)
+        if self.curves is not None:
+            self.curves.add(self.state.step, values)
+
+    def _evaluate(self) -> None:
+        """Measure on validation, and keep the weights if they are the best so far."""
+        state, task = self.state, self.task
+        settings, together = self.recipe.evaluate, self.accelerator
+        scores = evaluate(self._whole_model(), task, "validation", settings, together).scores
+        value = scores.metrics[task.main_metric]
+        sign = 1 if task.higher_is_better else -1
+        better = state.best is None or sign * value > sign * state.best
+        if better:
+            state.best, state.best_step, state.waited = value, state.step, 0
+        else:
+            state.waited += 1
+        if self.accelerator.is_main_process:
+            self._record({"validation": scores.metrics})
+            self.progress.measure(state.step, task.main_metric, value)
+        if better:
+            self.keeper.save_best(state.step, value)
+
+    def _whole_model(self) -> SynthesizerPreTrainedModel:
+        """The model for evaluation: itself, or a copy of it where its weights are sharded."""
+        model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return model
+        weights = take_weights(self.model, on_every_process=True)
+        whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
+        load_weights(whole, weights, "this run")
+        return whole.to(self.accelerator.device)
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.recipe.train.patience
+        return bool(patience) and self.state.waited >= patience
+
+    def _diverged(self) -> UserError:
+        good = numbered(self.run.checkpoints, "step")
+        kept = (
+            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
+        )
+        return UserError(
+            f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
+            f"{self.state.step + 1}; {kept}; lower train.lr or train.table_rate"
+        )
