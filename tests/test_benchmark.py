@@ -5,8 +5,11 @@ import json
 
 import pytest
 
-from synthesizer.benchmark import Plan, Timing, bench, explain, explaining
+from synthesizer.benchmark import explain as explain_module
 from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
+from synthesizer.benchmark.clock import Timing
+from synthesizer.benchmark.explain import explain
+from synthesizer.benchmark.measure import Plan, bench
 from synthesizer.benchmark.write import write
 from synthesizer.errors import UserError
 
@@ -78,7 +81,7 @@ def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):
     plan = Plan(variants=("random", "lightconv"), views=("causal", "padded"), lengths=(128,))
     lines = {(name, view): (path, reason) for name, view, _, path, reason in explain(plan)}
     assert lines["random", "causal"] == ("table", "no token has a say")
-    monkeypatch.setattr(explaining.fast, "has_kernel", lambda device: True)
+    monkeypatch.setattr(explain_module.fast, "has_kernel", lambda device: True)
     compiled = {(name, view): reason for name, view, _, _, reason in explain(plan)}
     assert compiled["random", "causal"] == "no token has a say; by the compiled kernel"
     assert compiled["dot", "causal"] == lines["dot", "causal"][1]

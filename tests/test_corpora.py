@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from synthesizer.data.corpora import CORPORA, listops, python_docs
+from synthesizer.data.corpora import listops, python_docs
+from synthesizer.data.corpora.corpus_list import CORPORA
 from synthesizer.data.corpora.drawing import draw_splits
 from synthesizer.errors import UserError
 

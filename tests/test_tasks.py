@@ -6,7 +6,7 @@ import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
 from synthesizer.data.batch import IGNORED
-from synthesizer.data.corpora import CORPORA
+from synthesizer.data.corpora.corpus_list import CORPORA
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import KINDS, load_recipe
 from synthesizer.tasks import TASKS, Outputs, build_task, prompt

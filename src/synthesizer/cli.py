@@ -267,11 +267,11 @@ def bench(
     _quiet_libraries()
     import torch
 
-    from synthesizer import benchmark
+    from synthesizer.benchmark import measure
 
     torch.set_num_threads(threads)
-    defaults = benchmark.Plan()
-    plan = benchmark.Plan(
+    defaults = measure.Plan()
+    plan = measure.Plan(
         variants=tuple(variants or defaults.variants),
         modes=tuple(modes or defaults.modes),
         views=tuple(views or defaults.views),
@@ -285,8 +285,10 @@ def bench(
         peers=peers,
     )
     if explain:
+        from synthesizer.benchmark.explain import explain as explain_paths
+
         table = Table("variant", "view", "length", "path", "because")
-        for line in benchmark.explain(plan):
+        for line in explain_paths(plan):
             table.add_row(*line)
         _print(table)
         return
@@ -294,7 +296,7 @@ def bench(
     from synthesizer.experiment.progress import open_count
 
     with open_count(plain=plain) as tell:
-        result = benchmark.bench(plan, tell)
+        result = measure.bench(plan, tell)
     for row in result.rows:
         shown = cells(row)
         where = f"{row.mode} {row.view} T={row.length}"

@@ -1,5 +1,7 @@
 """Which path an attention takes, asked of the attention itself."""
 
+from dataclasses import replace
+
 import torch
 
 from synthesizer.attention import fast
@@ -9,6 +11,7 @@ from synthesizer.attention.masks import IN_SLOTS
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
 from synthesizer.benchmark.cases import Setting
+from synthesizer.benchmark.measure import BASELINE, Plan
 
 
 def chosen_path(name: str, setting: Setting) -> fast.Choice:
@@ -36,3 +39,13 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
     return (
         choice._replace(reason=choice.reason + "; by the compiled kernel") if compiled else choice
     )
+
+
+def explain(plan: Plan) -> list[tuple[str, str, str, str, str]]:
+    """Variant, view, length, path and reason, for each attention of a plan, in training."""
+    lines = []
+    for setting in replace(plan, modes=("train",)).settings():
+        for name in (BASELINE, *plan.variants):
+            choice = chosen_path(name, setting)
+            lines.append((name, setting.view, str(setting.length), choice.path, choice.reason))
+    return lines

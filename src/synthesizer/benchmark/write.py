@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from synthesizer.benchmark import Result, Row
+from synthesizer.benchmark.measure import Result, Row
 from synthesizer.report.page import Plot, Section, figures, page, table
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
 

@@ -221,17 +221,15 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _from_corpus(name: str) -> Source:
-    from synthesizer.data import corpora
+    from synthesizer.data.corpora.corpus_list import CORPORA
 
-    if name not in corpora.CORPORA:
-        raise UserError(
-            f"unknown corpus '{name}'; choose data.builtin from {', '.join(corpora.CORPORA)}"
-        )
-    code = sorted(Path(corpora.__file__).parent.glob("*.py"))
+    if name not in CORPORA:
+        raise UserError(f"unknown corpus '{name}'; choose data.builtin from {', '.join(CORPORA)}")
+    code = sorted((Path(__file__).parent / "corpora").rglob("*.py"))
     made: dict[str, list[dict[str, str]]] = {}
 
     def rows(split: str) -> Iterator[Row]:
-        made.update(made or corpora.CORPORA[name]())
+        made.update(made or CORPORA[name]())
         for number, fields in enumerate(made[split], start=1):
             yield Row(f"{name} {split}", number, fields)
 

@@ -1,13 +1,10 @@
 """Every score of the paper's tasks, as plain functions on numbers and texts (no torch).
 
 A metric is a pair: `*_statistics` makes one row of numbers per example, `*_from_statistics`
-turns the sum of rows into the score. SCORES says which function reads which metric's rows.
+turns the sum of rows into the score. scores.py says which function reads which metric's rows.
 Shares, correlations and similarities are in percent, as papers print them.
 """
 
-from collections.abc import Callable
-
-from synthesizer.errors import UserError
 from synthesizer.metrics.bleu import (
     bleu_from_statistics,
     bleu_signature,
@@ -62,45 +59,10 @@ from synthesizer.metrics.per_example import (
     Total,
     mean_statistics,
     percent_from_statistics,
-    require_examples,
 )
 from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics, split_sentences
+from synthesizer.metrics.scores import SCORES, score
 from synthesizer.metrics.tokens import Reference, words
-
-SCORES: dict[str, Callable[[Total], float]] = {
-    "bleu": bleu_from_statistics,
-    "bleu1": bleu_from_statistics,
-    "bleu4": bleu_from_statistics,
-    "chrf": chrf_from_statistics,
-    "perplexity": perplexity_from_statistics,
-    "word_perplexity": word_perplexity_from_statistics,
-    "bits_per_byte": bits_per_byte_from_statistics,
-    **dict.fromkeys(ROUGE, percent_from_statistics),
-    "meteor_no_wordnet": percent_from_statistics,
-    "cider": percent_from_statistics,
-    **dict.fromkeys(EMBEDDING, percent_from_statistics),
-    "accuracy": percent_from_statistics,
-    "accuracy_matched": percent_from_statistics,
-    "accuracy_mismatched": percent_from_statistics,
-    "token_accuracy": percent_from_statistics,
-    "exact_match": percent_from_statistics,
-    "token_f1": percent_from_statistics,
-    "matthews": matthews_from_statistics,
-    "f1": f1_from_statistics,
-    "f1a": f1_from_statistics,
-    "macro_f1": macro_f1_from_statistics,
-    "pearson": correlation_from_statistics,
-    "spearman": correlation_from_statistics,
-}
-
-
-def score(name: str, statistics: Statistics) -> float:
-    """The metric called name over all rows of its statistics."""
-    if name not in SCORES:
-        raise UserError(f"unknown metric '{name}'; choose from {', '.join(SCORES)}")
-    require_examples(len(statistics))
-    return SCORES[name](statistics.sum(axis=0))
-
 
 __all__ = [
     "EMBEDDING",

@@ -1,0 +1,52 @@
+"""Run directories and paper.toml become report.html, report.md and table.csv (no torch)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import write_atomically
+from synthesizer.report.load import read_studies
+from synthesizer.report.page import Section, page
+from synthesizer.report.sections import lead, sections, text_of
+from synthesizer.report.summary import Summary, summarize
+from synthesizer.report.tables import csv_text
+
+NAMES = ("report.html", "report.md", "table.csv")
+
+
+def write_report(dirs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Report on every run below dirs; the files go to out, by default the first of dirs."""
+    return write(summarize_all(dirs), Path(out if out is not None else dirs[0]))
+
+
+def summarize_all(dirs: Sequence[str | Path]) -> list[Summary]:
+    """The numbers and the answer of every study below dirs."""
+    return [summarize(study) for study in read_studies([Path(path) for path in dirs])]
+
+
+def write(summaries: Sequence[Summary], home: Path) -> Path:
+    """Put the three files into a directory; the page is returned."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {home} ({error.strerror}); check --out") from None
+    texts = (_html(summaries), text_of(summaries), csv_text(summaries))
+    for name, text in zip(NAMES, texts, strict=True):
+
+        def fill(path: Path, text: str = text) -> None:
+            path.write_text(text, encoding="utf-8")
+
+        write_atomically(home / name, fill)
+    return home / NAMES[0]
+
+
+def _html(summaries: Sequence[Summary]) -> str:
+    if len(summaries) == 1:
+        (only,) = summaries
+        return page(only.question, sections(only), lead(only))
+    parts = [
+        Section(f"{summary.study.name}: {section.heading}", section.body)
+        for summary in summaries
+        for section in [Section("the answer", lead(summary)), *sections(summary)]
+    ]
+    return page("Which tasks need dot-product attention?", parts)
