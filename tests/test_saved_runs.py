@@ -14,8 +14,9 @@ LAST_LOGITS = [0.3095, -0.43811, -1.44868, 1.96824, -1.57282, 2.50688, 1.55718] 
 
 
 def test_a_saved_model_gives_the_logits_it_gave():
-    import synthesizer.models  # noqa: F401  as every saved model card says
     from transformers import AutoModelForCausalLM
+
+    import synthesizer.models  # noqa: F401  as every saved model card says
 
     model = AutoModelForCausalLM.from_pretrained(SAVED / "finished" / "model").eval()
     with torch.no_grad():
