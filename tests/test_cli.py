@@ -93,7 +93,7 @@ def test_another_recipe_in_the_same_directory_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "RUN"], "holds no recipe.toml, so it is no run"),
+        (["evaluate", "RUN"], "holds no recipe.toml, so it is not a run"),
         (["evaluate", "RUN", "--split", "tset"], "--split is 'tset'; choose from train"),
         (["generate", "RUN", "--checkpoint", "bst"], "--checkpoint is 'bst'; choose from best"),
     ],

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from synthesizer.errors import UserError
-from synthesizer.models.config import PRESETS, SynthesizerConfig
+from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import SynthesizerForConditionalGeneration
+from synthesizer.sizes import PRESETS
 
 MT = {"num_layers": 6, "d_model": 512, "num_heads": 8, "max_len": 256}
 

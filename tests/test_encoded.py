@@ -1,7 +1,12 @@
+import re
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
+import synthesizer
+from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, hash_code
 from synthesizer.errors import UserError
 
 
@@ -46,9 +51,36 @@ def test_a_key_changes_with_each_part():
     assert cache_key("a", "b") != cache_key("a", "c") != cache_key("ab")
 
 
+@pytest.mark.parametrize("folder", ["data", "data/corpora", "metrics", "tasks"])
+def test_a_key_changes_with_every_file_that_makes_the_content(tmp_path, folder):
+    """A stale entry once served the vectors and bigram scores of code that had changed."""
+    for part in ("data", "metrics", "tasks"):
+        shutil.copytree(Path(synthesizer.__file__).parent / part, tmp_path / "a" / part)
+    before = hash_code(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert hash_code(tmp_path / "b") == before
+    changed = sorted(path for path in (tmp_path / "b" / folder).iterdir() if path.suffix)
+    for number, path in enumerate(changed):
+        copy = tmp_path / f"c{number}"
+        shutil.copytree(tmp_path / "b", copy)
+        with (copy / folder / path.name).open("a") as file:
+            file.write("\n")
+        assert hash_code(copy) != before, path
+
+
+def test_what_encodes_and_scores_lies_where_the_key_looks():
+    """A task may reach only into these folders, the recipe (part of the key) and errors."""
+    package = Path(synthesizer.__file__).parent
+    found = set()
+    for part in ("data", "metrics", "tasks"):
+        for path in (package / part).rglob("*.py"):
+            found |= set(re.findall(r"(?:from|import) synthesizer\.(\w+)", path.read_text()))
+    assert found <= {"data", "metrics", "tasks", "experiment", "errors"}
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="set SYNTHESIZER_CACHE to a folder that can be written"):
+    with pytest.raises(UserError, match="set SYNTHESIZER_CACHE to a directory that can be"):
         fetch(tmp_path / "file" / "cache", "key", Builder())
 
 

@@ -1,20 +1,24 @@
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import import_module, resources
 from pathlib import Path
 
 import pytest
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import (
-    KINDS,
-    Recipe,
+    TASKS,
+    Model,
     differences,
     dump,
     load_recipe,
     parse_recipe,
     recipe_names,
 )
+from synthesizer.sizes import DEFAULTS, PRESETS
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())
 
@@ -30,8 +34,6 @@ def test_a_resolved_recipe_reads_back_equal(name):
 @every_recipe
 def test_only_paper_scale_values_go_unmarked(name):
     """A recipe that names a paper table marks what is not the paper's."""
-    from importlib import resources
-
     text = (resources.files("synthesizer") / "recipes" / f"{name}.toml").read_text()
     if "paper =" in text:
         assert "ours" in text
@@ -130,8 +132,45 @@ def test_differences_name_the_keys():
     assert old.hash() != new.hash()
 
 
-def test_every_task_of_a_recipe_has_a_kind():
-    assert set(Recipe.model_fields["task"].annotation.__args__) == set(KINDS)
+def test_an_unknown_task_is_refused_with_the_list():
+    names = ", ".join(map(repr, TASKS)).replace(", 'classification'", " or 'classification'")
+    with pytest.raises(UserError, match=re.escape(f"task is 'chess'; expected {names}")):
+        load_recipe("shift", overrides=["task=chess"])
+
+
+def test_every_task_is_the_file_of_its_name():
+    for name, info in TASKS.items():
+        assert import_module(f"synthesizer.tasks.{name}").build, info
+
+
+def test_a_recipe_starts_from_the_laptop_preset():
+    """The numbers that recipes were written against; a saved config has its own defaults."""
+    chosen = {"d_model": 128, "num_heads": 4, "num_layers": 2, "max_len": 128, "dropout": 0.1}
+    rest = {"norm": "layer", "norm_position": "pre", "activation": "relu", "pooling": "mean"}
+    rest |= {"positions": "sinusoidal", "attention_dropout": 0.0, "universal": False}
+    rest |= {"tie_word_embeddings": True, "halting_epsilon": 0.05, "ponder_cost": 0.01}
+    assert (chosen | rest).items() <= Model().model_dump().items()
+    assert PRESETS["laptop"]["d_ff"] == 4 * Model().d_model
+    saved = {
+        "d_model": 512,
+        "num_heads": 8,
+        "num_layers": 6,
+        "d_ff": 2048,
+        "max_len": 256,
+        "dropout": 0.0,
+    }
+    assert (rest | saved).items() <= vars(DEFAULTS).items()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_built_in_recipe_has_what_it_spells_and_the_defaults_else(name):
+    spelled = tomllib.loads((resources.files("synthesizer") / f"recipes/{name}.toml").read_text())
+    model = Model().model_dump() | spelled.get("model", {})
+    model["kind"] = TASKS[spelled["task"]].kind
+    model["num_decoder_layers"] = model["num_decoder_layers"] or model["num_layers"]
+    model["d_ff"] = model["d_ff"] or 4 * model["d_model"]
+    model["decoder_max_len"] = model["decoder_max_len"] or model["max_len"]
+    assert load_recipe(name).model.model_dump() == model
 
 
 def test_recipes_are_read_without_torch():

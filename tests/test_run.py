@@ -1,5 +1,6 @@
 import json
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -28,10 +29,28 @@ def test_a_run_of_another_recipe_is_refused_and_the_keys_are_named(tmp_path):
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     recipe = language_model(tmp_path)
-    with pytest.raises(UserError, match="exists and is no run; choose another --out"):
+    with pytest.raises(UserError, match="exists and is not a run; choose another --out"):
         Run(tmp_path).claim(recipe)
-    with pytest.raises(UserError, match=r"holds no recipe.toml, so it is no run"):
+    with pytest.raises(UserError, match=r"holds no recipe.toml, so it is not a run"):
         Run(tmp_path).recipe()
+
+
+def test_what_a_killed_start_leaves_behind_is_used(tmp_path):
+    recipe, run = language_model(tmp_path), Run(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    (run.path / ".recipe.toml.123.partial").write_text("half")
+    run.claim(recipe)
+    with run.held(recipe):
+        assert run.recipe() == recipe
+    assert not list(run.path.glob(".*.partial"))
+
+
+def test_a_write_syncs_the_file_and_its_directory(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_mode), fsync(fd)))
+    write_atomically(tmp_path / "file", lambda beside: beside.write_text("new"))
+    assert [stat.S_ISDIR(mode) for mode in synced] == [False, True]
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
@@ -66,7 +85,7 @@ def test_a_write_that_fails_leaves_what_stood_there(tmp_path):
         beside.write_text("half")
         raise OSError(28, os.strerror(28))
 
-    with pytest.raises(UserError, match=r"No space left on device.*what stood there is intact"):
+    with pytest.raises(UserError, match=r"No space left on device.*the old file is intact"):
         write_atomically(path, run_out_of_space)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]

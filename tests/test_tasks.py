@@ -8,8 +8,8 @@ from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
 from synthesizer.data.batch import IGNORED
 from synthesizer.data.corpora.corpus_list import CORPORA
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import KINDS, load_recipe
-from synthesizer.tasks import TASKS, Outputs, build_task, prompt
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.tasks import Outputs, build_task, prompt
 from synthesizer.tasks.dialogue import TURN
 
 SPLITS = ("train", "validation", "test")
@@ -53,10 +53,6 @@ def same(one, other):
 def references(task, split):
     labels = [row[row != IGNORED] for b in task.batches(split) for row in b.inputs["labels"]]
     return [task.tokenizer.decode(row, skip_special_tokens=True) for row in labels]
-
-
-def test_the_table_of_tasks_is_the_recipes():
-    assert TASKS.keys() == KINDS.keys()
 
 
 def test_pairs_are_read_cut_and_reported(translation):

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.run import write_atomically
 
 Array = NDArray[Any]
 
 _META = "meta.json"
+_PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,20 @@ def cache_folder() -> Path:
 
 def cache_key(*parts: str) -> str:
     """A name that changes with anything that makes the content, the code included."""
-    return hashlib.sha256("\0".join([_code(), *parts]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([hash_code(_PACKAGE), *parts]).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _code() -> str:
-    """What changes when the data side is written differently."""
-    package = Path(__file__).parents[1]
-    made_by = [
+def hash_code(package: Path) -> str:
+    """What changes with the code and the shipped data that encode examples and score baselines."""
+    files = [
         file
-        for part in ("data", "metrics", "tasks")
-        for file in sorted((package / part).rglob("*.py"))
+        for folder in ("data", "metrics", "tasks")
+        for file in sorted((package / folder).rglob("*"))
+        if file.is_file() and "__pycache__" not in file.parts
     ]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in made_by)).hexdigest()
+    content = (str(file.relative_to(package)).encode() + file.read_bytes() for file in files)
+    return hashlib.sha256(b"\0".join(content)).hexdigest()
 
 
 def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
@@ -74,24 +76,17 @@ def _load(path: Path) -> Entry | None:
 
 
 def _store(path: Path, entry: Entry) -> None:
-    """Write beside the place and move there, so that no reader meets half a file."""
     meta = np.frombuffer(json.dumps(entry.meta).encode(), dtype=np.uint8)
+
+    def fill(beside: Path) -> None:
+        with beside.open("wb") as file:
+            np.savez(file, **entry.arrays, **{_META: meta})  # type: ignore[arg-type]
+
+    advice = "free some space, or set SYNTHESIZER_CACHE to a directory that can be written"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     except OSError as error:
         raise UserError(
-            f"cannot write the cache {path.parent} ({error.strerror}); "
-            "set SYNTHESIZER_CACHE to a folder that can be written"
+            f"cannot make the cache {path.parent} ({error.strerror}); {advice}"
         ) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **entry.arrays, **{_META: meta})  # type: ignore[arg-type]
-        os.replace(name, path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the cache {path} ({error.strerror}); "
-            "free some space or set SYNTHESIZER_CACHE to another folder"
-        ) from None
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_atomically(path, fill, advice)

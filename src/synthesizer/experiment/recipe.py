@@ -10,29 +10,55 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
+from synthesizer import sizes
 from synthesizer.errors import UserError
 
-KINDS = {
-    "translation": "encoder_decoder",
-    "summarization": "encoder_decoder",
-    "dialogue": "encoder_decoder",
-    "span_corruption": "encoder_decoder",
-    "text_to_text": "encoder_decoder",
-    "language_modeling": "decoder",
-    "probe": "decoder",
-    "classification": "encoder",
-}
-"""Which model each task needs; the tasks themselves are in tasks/."""
-
 Kind = Literal["encoder_decoder", "decoder", "encoder"]
+
+
+class TaskInfo(NamedTuple):
+    """What a recipe knows of a task; the task itself is tasks/<name>.py."""
+
+    kind: Kind  # of the model it needs
+    shape: Literal["pairs", "mixture", "stream", "probe", "labels"]  # of its examples
+    from_file: bool = False  # whether it can be inferred from a user's file
+
+
+TASKS = {
+    "translation": TaskInfo("encoder_decoder", "pairs", from_file=True),
+    "summarization": TaskInfo("encoder_decoder", "pairs", from_file=True),
+    "dialogue": TaskInfo("encoder_decoder", "pairs", from_file=True),
+    "span_corruption": TaskInfo("encoder_decoder", "stream"),
+    "text_to_text": TaskInfo("encoder_decoder", "mixture"),
+    "language_modeling": TaskInfo("decoder", "stream", from_file=True),
+    "probe": TaskInfo("decoder", "probe"),
+    "classification": TaskInfo("encoder", "labels", from_file=True),
+}
+_SIZE = sizes.RECIPE_DEFAULTS
+
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Files = str | tuple[str, ...]
 Column = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        *others, last = map(repr, TASKS)
+        raise PydanticCustomError("task", f"{', '.join(others)} or {last}")
+    return name
 
 
 class _Part(BaseModel):
@@ -76,24 +102,24 @@ class Model(_Part):
     """The shape of the model, in the words of SynthesizerConfig."""
 
     kind: Kind | None = None  # follows from the task
-    d_model: Positive = 128
-    num_heads: Positive = 4
-    num_layers: Positive = 2
+    d_model: Positive = _SIZE.d_model
+    num_heads: Positive = _SIZE.num_heads
+    num_layers: Positive = _SIZE.num_layers
     num_decoder_layers: Positive | None = None  # as num_layers
     d_ff: Positive | None = None  # 4 d_model
-    max_len: Annotated[int, Field(ge=2)] = 128
+    max_len: Annotated[int, Field(ge=2)] = _SIZE.max_len
     decoder_max_len: Annotated[int, Field(ge=2)] | None = None  # as max_len
-    norm: Literal["layer", "rms"] = "layer"
-    norm_position: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu"] = "relu"
-    positions: Literal["sinusoidal", "learned", "relative", "none"] = "sinusoidal"
-    tie_word_embeddings: bool = True
-    dropout: Share = 0.1
-    attention_dropout: Share = 0.0
-    pooling: Literal["cls", "mean"] = "mean"
-    universal: bool = False  # one layer's weights at every depth, as a Universal Transformer
-    halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.05  # of universal models alone
-    ponder_cost: Annotated[float, Field(ge=0)] = 0.01  # of universal models alone
+    norm: sizes.Norm = _SIZE.norm
+    norm_position: sizes.NormPosition = _SIZE.norm_position
+    activation: sizes.Activation = _SIZE.activation
+    positions: sizes.Positions = _SIZE.positions
+    tie_word_embeddings: bool = _SIZE.tie_word_embeddings
+    dropout: Share = _SIZE.dropout
+    attention_dropout: Share = _SIZE.attention_dropout
+    pooling: sizes.Pooling = _SIZE.pooling
+    universal: bool = _SIZE.universal  # one layer's weights at every depth
+    halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = _SIZE.halting_epsilon
+    ponder_cost: Annotated[float, Field(ge=0)] = _SIZE.ponder_cost
 
 
 class Train(_Part):
@@ -138,16 +164,7 @@ class Recipe(_Part):
     """One experiment; the variant is its `synthesis`."""
 
     name: str
-    task: Literal[
-        "translation",
-        "summarization",
-        "dialogue",
-        "span_corruption",
-        "text_to_text",
-        "language_modeling",
-        "probe",
-        "classification",
-    ]
+    task: Annotated[str, AfterValidator(_known_task)]
     seed: Annotated[int, Field(ge=0)] = 1
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
@@ -310,19 +327,17 @@ _SECTIONS: dict[str, type[_Part]] = {
 }
 
 
-_PAIRS = ("translation", "summarization", "dialogue")
-_STREAMS = ("language_modeling", "span_corruption")
 _ONLY_FOR = {
-    ("data", "tasks"): ("text_to_text",),
-    ("data", "cap"): ("text_to_text",),
-    ("data", "labels"): ("classification",),
-    ("data", "prefix"): _PAIRS,
-    ("data", "keep_blank"): _STREAMS,
-    ("data", "streaming"): _STREAMS,
-    ("text", "share"): (*_PAIRS, "text_to_text"),
-    ("model", "pooling"): ("classification",),
+    ("data", "tasks"): ("mixture",),
+    ("data", "cap"): ("mixture",),
+    ("data", "labels"): ("labels",),
+    ("data", "prefix"): ("pairs",),
+    ("data", "keep_blank"): ("stream",),
+    ("data", "streaming"): ("stream",),
+    ("text", "share"): ("pairs", "mixture"),
+    ("model", "pooling"): ("labels",),
 }
-"""Keys that only some tasks read: elsewhere they are refused rather than ignored."""
+"""Keys that only tasks of some shapes read: elsewhere they are refused rather than ignored."""
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -332,7 +347,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _resolve(recipe: Recipe, origin: str) -> Recipe:
     """Fill the sizes that follow from others, and refuse keys that contradict each other."""
-    model, kind = recipe.model, KINDS[recipe.task]
+    model, kind = recipe.model, TASKS[recipe.task].kind
     if model.kind not in (None, kind):
         raise UserError(
             f"{origin} [model]: kind is '{model.kind}'; task '{recipe.task}' needs '{kind}': "
@@ -365,7 +380,8 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
 
 def _refuse_idle_keys(recipe: Recipe, origin: str) -> None:
     """Refuse keys that were set and that this task or this model never reads."""
-    for (section, key), tasks in _ONLY_FOR.items():
+    for (section, key), shapes in _ONLY_FOR.items():
+        tasks = [name for name, info in TASKS.items() if info.shape in shapes]
         if recipe.task not in tasks and _is_set(getattr(recipe, section), key):
             raise UserError(
                 f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "

@@ -26,6 +26,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 
 STUDY = "study.json"  # what a comparison leaves beside its runs
+_ADVICE = "the old file is intact: free some space and run the same command again"
 LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
 
 
@@ -57,7 +58,7 @@ class Run:
             return parse_recipe(path.read_text(encoding="utf-8"), str(path))
         except OSError:
             raise UserError(
-                f"{self.path} holds no recipe.toml, so it is no run; name a run directory"
+                f"{self.path} holds no recipe.toml, so it is not a run; name a run directory"
             ) from None
 
     def result(self) -> dict[str, Any]:
@@ -80,8 +81,13 @@ class Run:
                     f"{self.path} holds a run of another recipe ({'; '.join(changed)}); "
                     "choose another --out, or delete the directory"
                 )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(f"{self.path} exists and is no run; choose another --out")
+        elif self.path.exists() and (not self.path.is_dir() or self._is_foreign()):
+            raise UserError(f"{self.path} exists and is not a run; choose another --out")
+
+    def _is_foreign(self) -> bool:
+        """Whether the directory has more than a run leaves that was killed as it started."""
+        own = [self.checkpoints] if not any(self.checkpoints.glob("*")) else []
+        return any(p not in own and not p.name.startswith(".") for p in self.path.iterdir())
 
     @contextmanager
     def held(self, recipe: Recipe) -> Iterator[None]:
@@ -91,6 +97,8 @@ class Run:
         except OSError as error:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
         with _locked(self.path / ".lock"):
+            for leftover in self.path.glob(".*.partial"):  # of a killed process: the lock is ours
+                leftover.unlink(missing_ok=True)
             if not (self.path / "recipe.toml").exists():
                 self.write("recipe.toml", dump(recipe))
             yield
@@ -179,17 +187,27 @@ def spec_folder(recipe: Recipe) -> str:
     return "--".join(specs).replace(":", "_")
 
 
-def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write beside the place, then move it there; on failure the old file stays."""
-    beside = path.with_name(f".{path.name}.partial")
+def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _ADVICE) -> None:
+    """Let `fill` write a file beside `path`, then move it there; on failure the old file stays.
+
+    The process id keeps two writers apart. The directory is synced too: without that a power cut
+    may forget the move although the content is on disk.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         fill(beside)
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
+        if os.name == "posix":
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None
+        raise _cannot_write(path, error, advice) from None
 
 
 @cache
@@ -222,8 +240,5 @@ def _git(home: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {path} ({error.strerror}); what stood there is intact: "
-        "free some space and run the same command again"
-    )
+def _cannot_write(path: Path, error: OSError, advice: str = _ADVICE) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}); {advice}")

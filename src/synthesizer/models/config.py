@@ -10,37 +10,11 @@ from synthesizer.attention.mixers import build_mixer, spec_of_mixer
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
 from synthesizer.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
+from synthesizer.sizes import DEFAULTS, PRESETS
 from synthesizer.spec import NONE, expand_layers, shows_weights, split_layers
 
 KINDS = ("decoder", "encoder", "encoder_decoder")
 POOLINGS = ("cls", "mean")
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Table 2 of the paper, translation: width, heads and layers; length from its parameter counts.
-    "mt-base": {
-        "kind": "encoder_decoder",
-        "d_model": 512,
-        "num_heads": 8,
-        "num_layers": 6,
-        "d_ff": 2048,
-        "max_len": 256,
-        "norm_position": "post",
-        "dropout": 0.1,
-        "label_smoothing": 0.1,
-    },
-    # The pretraining model of the authors' code base.
-    "t5-base": {
-        "kind": "encoder_decoder",
-        "d_model": 768,
-        "num_heads": 12,
-        "num_layers": 12,
-        "d_ff": 3072,
-        "max_len": 512,
-        "norm": "rms",
-        "positions": "relative",
-    },
-    "laptop": {"d_model": 128, "num_heads": 4, "num_layers": 2, "d_ff": 512, "max_len": 128},
-}
 
 
 @strict
@@ -75,28 +49,28 @@ class SynthesizerConfig(PreTrainedConfig):
 
     vocab_size: int = 32_000
     kind: str | None = None
-    d_model: int = 512
-    num_heads: int = 8
-    num_layers: int = 6
+    d_model: int = DEFAULTS.d_model
+    num_heads: int = DEFAULTS.num_heads
+    num_layers: int = DEFAULTS.num_layers
     num_decoder_layers: int = 0
-    d_ff: int = 2048
-    max_len: int = 256
+    d_ff: int = DEFAULTS.d_ff
+    max_len: int = DEFAULTS.max_len
     decoder_max_len: int = 0
     synthesis: str = "random+dot"
     decoder_synthesis: str = ""
-    norm: str = "layer"
-    norm_position: str = "pre"
-    activation: str = "relu"
-    positions: str = "sinusoidal"
-    dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    label_smoothing: float | int = 0.0
-    pooling: str = "mean"
-    universal: bool = False
-    halting_epsilon: float | int = 0.05
-    ponder_cost: float | int = 0.01
+    norm: str = DEFAULTS.norm
+    norm_position: str = DEFAULTS.norm_position
+    activation: str = DEFAULTS.activation
+    positions: str = DEFAULTS.positions
+    dropout: float | int = DEFAULTS.dropout
+    attention_dropout: float | int = DEFAULTS.attention_dropout
+    label_smoothing: float | int = DEFAULTS.label_smoothing
+    pooling: str = DEFAULTS.pooling
+    universal: bool = DEFAULTS.universal
+    halting_epsilon: float | int = DEFAULTS.halting_epsilon
+    ponder_cost: float | int = DEFAULTS.ponder_cost
     use_cache: bool = True
-    tie_word_embeddings: bool = True
+    tie_word_embeddings: bool = DEFAULTS.tie_word_embeddings
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 1

@@ -14,9 +14,8 @@ from typing import Any
 from synthesizer.data.columns import NAMES, infer_columns
 from synthesizer.data.sources import Row, read_files
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import recipe_names
+from synthesizer.experiment.recipe import TASKS, recipe_names
 
-TASKS = ("classification", "translation", "summarization", "dialogue", "language_modeling")
 EPOCHS = {"translation": 30, "summarization": 10}
 LABEL_LENGTH = 40  # characters of a label, at most
 READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are looked at
@@ -74,12 +73,11 @@ def infer_recipe(
     columns = _Columns.of(sample, given or {})
     if task is None:
         task, reason = _guess_task(path, columns)
-    elif task in TASKS:
+    elif task in TASKS and TASKS[task].from_file:
         reason = "as you set it"
     else:
-        raise UserError(
-            f"task={task} cannot be inferred from a file; choose from {', '.join(TASKS)}"
-        )
+        known = ", ".join(name for name, info in TASKS.items() if info.from_file)
+        raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
     roles = columns.roles(task)
     splits = _splits(path)
     total = _characters(path)

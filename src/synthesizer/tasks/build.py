@@ -1,6 +1,6 @@
-"""The list of tasks, and how a recipe becomes one."""
+"""How a recipe becomes a task: each is the file of its name."""
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -8,31 +8,13 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.tokenizer import encode
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.tasks.classification import Classification
-from synthesizer.tasks.dialogue import dialogue
-from synthesizer.tasks.language_modeling import LanguageModeling
-from synthesizer.tasks.probe import Probe
-from synthesizer.tasks.span_corruption import SpanCorruption
-from synthesizer.tasks.summarization import summarization
 from synthesizer.tasks.task import Task
-from synthesizer.tasks.text_to_text import TextToText
-from synthesizer.tasks.translation import translation
-
-TASKS: dict[str, Callable[..., Task]] = {
-    "translation": translation,
-    "summarization": summarization,
-    "dialogue": dialogue,
-    "span_corruption": SpanCorruption,
-    "text_to_text": TextToText,
-    "language_modeling": LanguageModeling,
-    "probe": Probe,
-    "classification": Classification,
-}
 
 
 def build_task(recipe: Recipe, *, tokenizer_dir: str | Path | None = None) -> Task:
-    """Read, encode and cache the data of a recipe; a tokenizer folder replaces its tokenizer."""
-    return TASKS[recipe.task](recipe, tokenizer_dir)
+    """Read, encode and cache the data of a recipe; a tokenizer directory replaces its tokenizer."""
+    task: Task = import_module(f"synthesizer.tasks.{recipe.task}").build(recipe, tokenizer_dir)
+    return task
 
 
 def prompt(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, line: str) -> list[int]:

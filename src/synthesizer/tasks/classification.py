@@ -140,3 +140,6 @@ def _majority(arrays: dict[str, Array]) -> dict[str, float]:
         split: round(100 * float((arrays[f"{split}.labels"] == commonest).mean()), 2)
         for split in ("validation", "test")
     }
+
+
+build = Classification

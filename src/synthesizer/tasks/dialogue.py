@@ -29,7 +29,7 @@ from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 TURN = " || "  # between turns
 
 
-def dialogue(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
+def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """The turns so far to the next one; of a history that is too long the end is kept."""
     given = tuple(recipe.data.columns)
     form = Form(

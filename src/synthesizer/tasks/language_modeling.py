@@ -62,3 +62,6 @@ class LanguageModeling:
         length = self._length
         rows = [window(stream, int(i), length=length, stride=length - 1) for i in windows]
         return window_batch(rows, indices=np.asarray(windows), pad=self.tokenizer.pad_token_id)
+
+
+build = LanguageModeling

@@ -111,3 +111,6 @@ def _read(row: Row, columns: Columns) -> list[Fields]:
             f"{len(given.split())} inputs and {len(target.split())} targets, which must pair"
         )
     return [(given, target)]
+
+
+build = Probe

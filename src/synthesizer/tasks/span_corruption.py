@@ -101,3 +101,6 @@ class SpanCorruption:
                 "model.max_len"
             )
         return np.array(found)
+
+
+build = SpanCorruption

@@ -8,7 +8,7 @@ from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 from synthesizer.tasks.translation import read_pair
 
 
-def summarization(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
+def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """A long text to a short one."""
     form = Form(
         roles=lambda source: ("source", "target"),

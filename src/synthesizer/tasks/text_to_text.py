@@ -257,3 +257,6 @@ def _averages(metrics: dict[str, float]) -> dict[str, float]:
 
 def _metric(key: str) -> str:
     return key.split("_", 2)[2]
+
+
+build = TextToText

@@ -11,7 +11,7 @@ from synthesizer.metrics import bleu_signature, bleu_statistics, chrf_signature,
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 
-def translation(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
+def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """One text in one language to one in another."""
     form = Form(
         roles=lambda source: ("source", "target"),
