@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch
 from synthesizer.experiment.recipe import Train
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import SynthesizerForCausalLM
+from synthesizer.training.adafactor import Adafactor
 from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
 
 
@@ -103,3 +105,57 @@ def test_halfway_through_its_fall_the_cosine_is_at_half_the_rate():
     assert learning_rate(55, Train(lr=1.0, schedule="cosine", warmup=10, steps=100)) == (
         pytest.approx(0.5)
     )
+
+
+def drawn(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_adafactor_moves_tables_at_their_multiple_of_the_rate_at_every_step():
+    for step in (0, 1_000, 20_000, 500_000):
+        model = tiny_model("random")
+        optimizer = build_optimizer(model, Train(optimizer="adafactor", table_rate=30.0))
+        set_rate(optimizer, 1e-2)
+        table = model.model.decoder.layers[0].attention.synthesis.table
+        weight = model.model.decoder.layers[0].attention.value.weight
+        for parameter in (table, weight):
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()  # builds the state
+        before = {parameter: parameter.detach().clone() for parameter in (table, weight)}
+        for parameter in (table, weight):
+            optimizer.state[parameter]["step"].fill_(step)
+        optimizer.step()
+        moved = {
+            parameter: (parameter - old).abs().mean() / old.square().mean().sqrt().clamp(min=1e-3)
+            for parameter, old in before.items()
+        }
+        assert (moved[table] / moved[weight]).item() == pytest.approx(30, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (3, 4, 6)])
+def test_adafactor_is_torchs_while_the_rate_is_below_its_bound(shape):
+    ours, theirs = (torch.nn.Parameter(drawn(shape, 0)) for _ in range(2))
+    steps = Adafactor([ours], lr=1e-2, weight_decay=0.1)
+    bounded = torch.optim.Adafactor([theirs], lr=1e-2, weight_decay=0.1)
+    for seed in range(1, 20):  # 1 / sqrt(t) is above 0.2
+        ours.grad, theirs.grad = drawn(shape, seed), drawn(shape, seed)
+        steps.step()
+        bounded.step()
+    torch.testing.assert_close(ours, theirs)
+    assert steps.state[ours].keys() == {
+        key for key, value in bounded.state[theirs].items() if value is not None
+    }
+
+
+def test_adafactor_goes_on_from_a_checkpoint_of_torchs():
+    ours, theirs = (torch.nn.Parameter(drawn((4, 6), 0)) for _ in range(2))
+    bounded, steps = torch.optim.Adafactor([theirs], lr=1e-2), Adafactor([ours], lr=1e-2)
+    for seed in (1, 2):
+        theirs.grad = drawn((4, 6), seed)
+        bounded.step()
+    ours.data.copy_(theirs.data)
+    steps.load_state_dict(deepcopy(bounded.state_dict()))
+    ours.grad, theirs.grad = drawn((4, 6), 3), drawn((4, 6), 3)
+    steps.step()
+    bounded.step()
+    torch.testing.assert_close(ours, theirs)

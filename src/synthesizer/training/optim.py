@@ -5,6 +5,7 @@ import math
 from torch import Tensor, nn, optim
 
 from synthesizer.experiment.recipe import Train
+from synthesizer.training.adafactor import Adafactor
 
 TABLES = ("table", "rows", "columns", "mix")
 """What a synthesizing function learns without reading a token: it gets its own step size."""
@@ -17,7 +18,7 @@ def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
     """
     groups = group_parameters(model, train)
     if train.optimizer == "adafactor":
-        return optim.Adafactor(groups, lr=train.lr)
+        return Adafactor(groups, lr=train.lr)
     kind = optim.AdamW if train.optimizer == "adamw" else optim.Adam
     return kind(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
