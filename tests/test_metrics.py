@@ -55,6 +55,7 @@ STATISTICS = {
     ),
     **{name: rouge(name) for name in metrics.ROUGE},
     "meteor_no_wordnet": of_texts(metrics.meteor_no_wordnet_statistics),
+    "meteor15_no_wordnet": of_texts(metrics.meteor15_no_wordnet_statistics),
     "cider": of_texts(metrics.cider_statistics),
     **{name: embedding(name) for name in metrics.EMBEDDING},
     **dict.fromkeys(

@@ -39,10 +39,11 @@ def test_accuracy_matthews_and_macro_f1_are_those_of_scikit_learn(pairs):
 
 @few
 @given(labelled(2))
-def test_f1_is_that_of_scikit_learn(pairs):
+def test_f1_is_that_of_scikit_learn_with_invalid_answers_wrong(pairs):
     predictions, targets = pairs
     confusion = metrics.confusion_statistics(predictions, targets, num_labels=2)
-    expected = f1_score(targets, predictions, labels=[1], average="micro", zero_division=0)
+    judged = [1 - t if p == -1 else p for p, t in zip(predictions, targets, strict=True)]
+    expected = f1_score(targets, judged, zero_division=0)
     assert metrics.score("f1", confusion) == pytest.approx(100 * expected)
 
 
@@ -56,6 +57,16 @@ def test_matthews_of_a_constant_side_is_zero(predictions, targets):
 
 def test_f1_without_any_positive_is_zero():
     assert metrics.score("f1", metrics.confusion_statistics([0, -1], [0, 0], num_labels=2)) == 0
+
+
+def test_rubbish_in_place_of_every_no_does_not_score_100():
+    targets = [1, 0, 1, 0]
+    answers = [1, metrics.NO_LABEL, 1, metrics.NO_LABEL]  # yes where it is right, else rubbish
+    confusion = metrics.confusion_statistics(answers, targets, num_labels=2)
+    assert metrics.score("f1", confusion) == pytest.approx(200 / 3)  # as if always yes
+    rows = metrics.multirc_statistics(answers, targets, ["a", "a", "b", "b"])
+    assert metrics.score("f1a", rows["f1a"]) == pytest.approx(200 / 3)
+    assert metrics.score("exact_match", rows["exact_match"]) == 0
 
 
 def test_f1_of_three_labels_is_an_error():

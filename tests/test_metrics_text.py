@@ -1,7 +1,8 @@
 """Scores of generated text, each against a library or the definition written out."""
 
+import random
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import nltk
 import numpy as np
@@ -10,12 +11,14 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
+from nltk.stem.snowball import EnglishStemmer
 from pycocoevalcap.cider.cider import Cider
 from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics.pairwise import cosine_similarity
 
 from synthesizer import metrics
 from synthesizer.errors import UserError
+from synthesizer.metrics.meteor import FUNCTION_WORDS
 
 VOCABULARY = [
     "the",
@@ -171,6 +174,72 @@ def test_meteor_without_wordnet_matches_stems_not_synonyms_and_asks_for_no_data(
     made = metrics.meteor_no_wordnet_statistics(["running", "car"], ["runs", "automobile"])
     np.testing.assert_allclose(made[:, 0], [0.5, 0])
     assert metrics.meteor_no_wordnet_signature().startswith("exact+porter, no synonyms|")
+
+
+def naive_alignments(hypothesis, reference):
+    """The alignments of most credit, then of fewest chunks, then of least distance."""
+    stem = EnglishStemmer().stem
+    pairs = [
+        (i, j)
+        for i, word in enumerate(hypothesis)
+        for j, other in enumerate(reference)
+        if stem(word) == stem(other)
+    ]
+    found = {}
+    for size in range(len(pairs) + 1):
+        for chosen in combinations(pairs, size):
+            if len({i for i, _ in chosen}) == len({j for _, j in chosen}) == size:
+                chunks = size - sum((i + 1, j + 1) in chosen for i, j in chosen)
+                credit = sum(1 if hypothesis[i] == reference[j] else 0.5 for i, j in chosen)
+                key = (-credit, chunks, sum(abs(i - j) for i, j in chosen))
+                found.setdefault(key, []).append(chosen)
+    return min(found)[1], found[min(found)]
+
+
+def naive_meteor15(hypothesis, reference, alignment, chunks):
+    """The definition on one alignment."""
+    if not alignment:
+        return 0.0
+    worth = {word: 0.25 if word in FUNCTION_WORDS else 0.75 for word in hypothesis + reference}
+    in_hypothesis = in_reference = 0
+    for i, j in alignment:
+        factor = 1 if hypothesis[i] == reference[j] else 0.6
+        in_hypothesis += factor * worth[hypothesis[i]]
+        in_reference += factor * worth[reference[j]]
+    precision = in_hypothesis / sum(worth[word] for word in hypothesis)
+    recall = in_reference / sum(worth[word] for word in reference)
+    f = 1 / (0.15 / precision + 0.85 / recall)
+    same = len(alignment) == len(hypothesis) == len(reference) and chunks == 1
+    return f * (1 - (0 if same else 0.6 * (chunks / len(alignment)) ** 0.2))
+
+
+def test_meteor_15_without_wordnet_is_its_definition():
+    draw = random.Random(0)
+    vocabulary = ["the", "cat", "cats", "sat", "on", "mat", "running", "runs"]
+    for _ in range(60):
+        hypothesis, reference = (draw.choices(vocabulary, k=draw.randint(1, 5)) for _ in range(2))
+        made = metrics.meteor15_no_wordnet_statistics([" ".join(hypothesis)], [" ".join(reference)])
+        chunks, alignments = naive_alignments(hypothesis, reference)
+        possible = [naive_meteor15(hypothesis, reference, a, chunks) for a in alignments]
+        assert any(made[0, 0] == pytest.approx(each) for each in possible)
+
+
+def test_meteor_15_scores_fragments_lower_than_the_older_parameters():
+    hypothesis, reference = (
+        "we saw a black dog near the old house",
+        "the dog near our house is black",
+    )
+    new, old = (
+        metrics.score(name, function([hypothesis], [reference]))
+        for name, function in (
+            ("meteor15_no_wordnet", metrics.meteor15_no_wordnet_statistics),
+            ("meteor_no_wordnet", metrics.meteor_no_wordnet_statistics),
+        )
+    )
+    assert new < old
+    same = metrics.meteor15_no_wordnet_statistics([reference], [reference])
+    assert metrics.score("meteor15_no_wordnet", same) == pytest.approx(100)
+    assert metrics.meteor15_no_wordnet_signature().startswith("1.5 en rank, exact+snowball, no syn")
 
 
 @few

@@ -11,9 +11,10 @@ from synthesizer.data.columns import BadRow
 from synthesizer.data.sources import Row
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
-from synthesizer.metrics import GLUE, SUPERGLUE
+from synthesizer.metrics import GLUE, SUPERGLUE, score
 from synthesizer.tasks import Outputs, build_task
 from synthesizer.tasks.glue import MEMBERS
+from synthesizer.tasks.text_to_text import judge
 
 TASKS = [
     "glue_cola",
@@ -164,3 +165,11 @@ def test_a_missing_task_says_what_to_add_or_leave_out(folder, monkeypatch):
 def test_an_unknown_task_is_refused():
     with pytest.raises(UserError, match=r"data.tasks has glue_coal; choose from glue_cola, "):
         build_task(recipe(["glue_coal"]))
+
+
+@pytest.mark.parametrize("answer", ["nan", "inf", "-Infinity", "rubbish", ""])
+def test_an_answer_that_is_no_finite_number_is_wrong_and_no_crash(answer):
+    rows = [("", "", ["1.0"], "1.0"), ("", "", ["4.0"], "4.0"), ("", "", ["5.0"], answer)]
+    judged = judge(MEMBERS["glue_stsb"], rows)
+    for name in ("pearson", "spearman"):
+        assert score(name, judged[name]) < 0  # the best pair got the lowest number

@@ -53,7 +53,12 @@ from synthesizer.metrics.language_model import (
     perplexity_from_statistics,
     word_perplexity_from_statistics,
 )
-from synthesizer.metrics.meteor import meteor_no_wordnet_signature, meteor_no_wordnet_statistics
+from synthesizer.metrics.meteor import (
+    meteor15_no_wordnet_signature,
+    meteor15_no_wordnet_statistics,
+    meteor_no_wordnet_signature,
+    meteor_no_wordnet_statistics,
+)
 from synthesizer.metrics.per_example import (
     Statistics,
     Total,
@@ -97,6 +102,8 @@ __all__ = [
     "macro_f1_from_statistics",
     "matthews_from_statistics",
     "mean_statistics",
+    "meteor15_no_wordnet_signature",
+    "meteor15_no_wordnet_statistics",
     "meteor_no_wordnet_signature",
     "meteor_no_wordnet_statistics",
     "multirc_statistics",

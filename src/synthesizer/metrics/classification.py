@@ -67,11 +67,18 @@ def matthews_from_statistics(total: Total) -> float:
 
 
 def f1_from_statistics(total: Total) -> float:
-    """100 times F1 of label 1 of two; 0 where label 1 is neither there nor predicted."""
+    """100 times F1 of label 1 of two; 0 where label 1 is neither there nor predicted.
+
+    An answer that names no label counts as the wrong one of the two, as in T5's evaluation:
+    otherwise rubbish in place of a 0 would cost nothing.
+    """
     confusion = _confusion(total)
     if len(confusion) != 2:
         raise UserError(f"f1 is for 2 labels and got {len(confusion)}; use macro_f1")
-    return float(100 * _f1_per_label(confusion)[1])
+    judged = confusion.copy()
+    judged[[0, 1], [1, 0]] += confusion[:, 2]
+    judged[:, 2] = 0
+    return float(100 * _f1_per_label(judged)[1])
 
 
 def macro_f1_from_statistics(total: Total) -> float:

@@ -41,6 +41,7 @@ SCORES: dict[str, Callable[[Total], float]] = {
     "bits_per_byte": bits_per_byte_from_statistics,
     **dict.fromkeys(ROUGE, percent_from_statistics),
     "meteor_no_wordnet": percent_from_statistics,
+    "meteor15_no_wordnet": percent_from_statistics,
     "cider": percent_from_statistics,
     **dict.fromkeys(EMBEDDING, percent_from_statistics),
     "accuracy": percent_from_statistics,

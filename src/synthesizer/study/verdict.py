@@ -59,7 +59,7 @@ class Margin:
 _HALF, _ONE, _SHARE = Margin(0.5), Margin(1.0), Margin(0.02, relative=True)
 MARGINS = {  # ours; --margin overrides it
     **dict.fromkeys(("bleu", "bleu1", "bleu4", "chrf"), _HALF),
-    **dict.fromkeys((*ROUGE, "meteor_no_wordnet"), _HALF),
+    **dict.fromkeys((*ROUGE, "meteor_no_wordnet", "meteor15_no_wordnet"), _HALF),
     **dict.fromkeys(("bits_per_byte", "perplexity", "word_perplexity"), _SHARE),
 }
 """Half a point where texts are compared, 2 % of dot's value for language models, else one point."""

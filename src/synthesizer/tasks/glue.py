@@ -5,6 +5,7 @@ cola sentence: The cat sat.   ->  acceptable
 What is asked comes before what may be long, so that truncation leaves it whole.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from synthesizer.data.sources import Row
 from synthesizer.experiment.recipe import Data
 
 NLI = ("entailment", "not entailment")
+NO_NUMBER = -1.0  # below every similarity, as in T5's evaluation
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,12 @@ class Member:
         return f"{value_of(row, 'idx_paragraph')} {value_of(row, 'idx_question')}"
 
     def score_of(self, text: str) -> float:
-        """The number an answer spells; 0 where it spells none."""
+        """The number an answer spells; NO_NUMBER where it spells none, or none that is finite."""
         try:
-            return float(text)
+            number = float(text)
         except ValueError:
-            return 0.0
+            return NO_NUMBER
+        return number if math.isfinite(number) else NO_NUMBER
 
 
 def _shown(row: Row, column: str) -> str:
