@@ -8,7 +8,6 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run
 from synthesizer.training.accelerator import open_accelerator
-from synthesizer.training.launcher import processes_asked
 from synthesizer.training.loop import fit
 from tiny import environment, language_model
 
@@ -17,15 +16,13 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     """Seven windows per batch: the processes have unequal shares of the targets.
 
     Validation is two batches, one for each.
-
-    accelerate starts one process, which becomes torchrun, which starts the two.
     """
     changes = ("train.batch_tokens=84", "train.accumulate=2", "evaluate.batch_tokens=24")
     recipe = language_model(tmp_path, *changes)
     (tmp_path / "recipe.toml").write_text(dump(recipe))
     alone, together = Run(tmp_path / "alone"), Run(tmp_path / "together")
     fit(recipe, alone)
-    launch = ["accelerate.commands.launch", "--num_processes", "2", "--cpu", "-m"]
+    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
     train = ["synthesizer", "train", tmp_path / "recipe.toml", "--out", together.path, "--plain"]
     command = [sys.executable, "-m", *launch, *map(str, train)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
@@ -36,19 +33,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     for name in ("tokens", "lr"):
         ours, theirs = alone.metrics(), together.metrics()
         assert [line.get(name) for line in ours] == [line.get(name) for line in theirs]
-
-
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [
-        ("accelerate launch --num_processes 2 --cpu -m synthesizer train shift", 2),
-        ("accelerate launch --cpu --num-processes=3 -m synthesizer train shift", 3),
-        ("accelerate launch --num_processes 4 --num_machines 2 -m synthesizer train shift", None),
-        ("accelerate launch --config_file cpu.yaml -m synthesizer train shift", None),
-    ],
-)
-def test_a_command_line_tells_how_many_processes_were_asked_of_one_machine(command, number):
-    assert processes_asked(command.split()) == number
 
 
 def test_training_alone_where_more_were_asked_for_is_refused(tmp_path, monkeypatch):

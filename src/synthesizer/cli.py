@@ -85,9 +85,7 @@ def train(
     """Train one recipe, or resume it, and leave a run directory behind."""
     from synthesizer.experiment.recipe import load_recipe
     from synthesizer.experiment.run import Run, default_path
-    from synthesizer.training.launcher import start_the_others
 
-    start_the_others()
     loaded = load_recipe(recipe, synthesis=synthesis, overrides=overrides or ())
     _quiet_libraries()
     if check:

@@ -1,6 +1,7 @@
 """The processes and devices that a training was launched on."""
 
 import ctypes
+import os
 import platform
 
 import torch
@@ -8,12 +9,14 @@ from accelerate import Accelerator
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.training.launcher import is_alone_by_mistake
+
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where the launchers that accelerate knows tell a process how many there are."""
 
 
 def open_accelerator(recipe: Recipe) -> Accelerator:
     """Processes and devices as they were launched; the precision is not theirs to choose."""
-    if is_alone_by_mistake():
+    if _launched_without_mpi():
         raise UserError(
             "accelerate launch --cpu was asked for several processes and, without MPI, started "
             "one; use torchrun --nproc_per_node N -m synthesizer train ..."
@@ -30,6 +33,12 @@ def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The precision of a training step: weights stay float32, and so does all evaluation."""
     lower = recipe.train.precision == "bfloat16"
     return torch.autocast(device.type, torch.bfloat16, enabled=lower)
+
+
+def _launched_without_mpi() -> bool:
+    """Whether `accelerate launch --cpu` set an address to meet at, and started no other process."""
+    launched = "MASTER_ADDR" in os.environ and "ACCELERATE_MIXED_PRECISION" in os.environ
+    return launched and not any(size in os.environ for size in SIZES)
 
 
 def _keep_freed_memory() -> None:

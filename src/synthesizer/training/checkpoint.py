@@ -3,6 +3,9 @@
 step-500.safetensors      weights, optimizer and state: what a resume needs
 best-500.safetensors      the weights of the best evaluation so far
 best, last, averaged      the weights that a finished run offers
+
+Tensors are whole and on the CPU in every file: gathered from the shards where a model is sharded,
+so a run may resume on another number of processes.
 """
 
 import errno
@@ -14,14 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn, optim
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import write_atomically
+from synthesizer.experiment.progress import Progress
+from synthesizer.experiment.recipe import Train
+from synthesizer.experiment.run import Run, write_atomically
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
+FIRST = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+EVERY = StateDictOptions(full_state_dict=True)
 
 
 @dataclass(frozen=True)
@@ -107,10 +122,108 @@ def prune(folder: Path, kind: str, steps: Iterable[int]) -> None:
             path.unlink()
 
 
+def regular_steps(train: Train, step: int) -> list[int]:
+    """The steps up to this one whose checkpoints an average may need."""
+    every = range(train.checkpoint_every, step + 1, train.checkpoint_every)
+    return list(every)[-train.average :] if train.average else []
+
+
+def averaged_steps(train: Train, last: int) -> list[int]:
+    """The steps whose weights are averaged once training ended at `last`."""
+    steps = sorted({*regular_steps(train, last), last})
+    return steps[-train.average :] if train.average else []
+
+
 def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in double precision."""
     every = [read_weights(path) for path in paths]
     return {name: _mean([weights[name] for weights in every]) for name in every[0]}
+
+
+def take_weights(model: nn.Module, *, on_every_process: bool = False) -> dict[str, Tensor]:
+    """Every weight; where it is sharded, on the first process alone unless asked otherwise."""
+    options = EVERY if on_every_process else FIRST
+    state: dict[str, Any] = get_model_state_dict(model, options=options)
+    return state
+
+
+def take_optimizer(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer remembers of each weight, under 'optimizer/<weight>/<key>'."""
+    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FIRST)
+    return {
+        f"{OPTIMIZER}{name}/{key}": tensor
+        for name, kept in state.get("state", {}).items()
+        for key, tensor in kept.items()
+    }
+
+
+def restore(model: nn.Module, optimizer: optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint's weights and optimizer back, sharded as they are now."""
+    weights: dict[str, Any] = dict(checkpoint.part(WEIGHTS))
+    set_model_state_dict(model, weights, options=FIRST)
+    remembered: dict[str, Any] = {}
+    for path, tensor in checkpoint.part(OPTIMIZER).items():
+        name, _, key = path.rpartition("/")
+        remembered.setdefault(name, {})[key] = tensor
+    groups: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=EVERY)
+    groups["state"] = remembered
+    set_optimizer_state_dict(model, optimizer, groups, options=FIRST)
+
+
+class Checkpointer:
+    """Writes a training's checkpoints from the first process, and reads them back on each."""
+
+    def __init__(
+        self,
+        run: Run,
+        train: Train,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        names: list[str],
+    ) -> None:
+        self.run, self.train, self.accelerator = run, train, accelerator
+        self.model, self.optimizer = model, optimizer
+        self.names = names  # of every weight once
+        self.saved_step = 0
+
+    def resume(self, progress: Progress) -> dict[str, Any]:
+        """Put the newest whole checkpoint back and return its record; nothing where none is."""
+        checkpoint = newest_checkpoint(self.run.checkpoints, progress.say)
+        meta = {} if checkpoint is None else checkpoint.meta
+        if checkpoint is not None:
+            self.saved_step = meta["step"]
+            restore(self.model, self.optimizer, checkpoint)
+            progress.say(f"resuming {self.run.path} at step {self.saved_step}")
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.run.rewind(self.saved_step)
+        return meta
+
+    def save(self, meta: dict[str, Any]) -> None:
+        """Write a checkpoint of this step, if it is new, and drop those no longer needed."""
+        step, folder = meta["step"], self.run.checkpoints
+        if self.saved_step == step:
+            return
+        tensors = self._weights() | take_optimizer(self.model, self.optimizer)
+        if self.accelerator.is_main_process:
+            write_checkpoint(checkpoint_path(folder, "step", step), Checkpoint(tensors, meta))
+            kept = [step for step, _ in numbered(folder, "step")][-self.train.keep :]
+            prune(folder, "step", {*kept, *regular_steps(self.train, step)})
+            prune(folder, "best", [meta["best_step"]])
+        self.saved_step = step
+
+    def save_best(self, step: int, value: float) -> None:
+        """Keep the weights of the best evaluation so far."""
+        weights = self._weights()
+        if self.accelerator.is_main_process:
+            path = checkpoint_path(self.run.checkpoints, "best", step)
+            write_checkpoint(path, Checkpoint(weights, {"step": step, "value": value}))
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Every weight once, gathered from all processes (to the first, where it is sharded)."""
+        state = take_weights(self.model)
+        return {f"{WEIGHTS}{name}": state[name] for name in self.names if name in state}
 
 
 def _mean(tensors: list[Tensor]) -> Tensor:

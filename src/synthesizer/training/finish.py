@@ -11,7 +11,7 @@ from torch import Tensor
 from synthesizer.attention.fast import has_kernel
 from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Progress
-from synthesizer.experiment.recipe import Recipe, Train, dump
+from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run, provenance
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
@@ -29,6 +29,7 @@ from synthesizer.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
     average_weights,
+    averaged_steps,
     checkpoint_path,
     prune,
     read_weights,
@@ -38,18 +39,6 @@ from synthesizer.training.decode_speed import PROMPTS, Decoded, continuations, d
 from synthesizer.training.evaluate import evaluate, first_examples
 
 INSPECTED = 8  # examples
-
-
-def regular_steps(train: Train, step: int) -> list[int]:
-    """The steps up to this one whose checkpoints an average may need."""
-    every = range(train.checkpoint_every, step + 1, train.checkpoint_every)
-    return list(every)[-train.average :] if train.average else []
-
-
-def averaged_steps(train: Train, last: int) -> list[int]:
-    """The steps whose weights are averaged once training ended at `last`."""
-    steps = sorted({*regular_steps(train, last), last})
-    return steps[-train.average :] if train.average else []
 
 
 def finish(

@@ -27,13 +27,11 @@ from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
 from synthesizer.training.accelerator import autocast, open_accelerator
 from synthesizer.training.build import build_model, load_weights, stable_seed, unique_weights
-from synthesizer.training.checkpoint import numbered
-from synthesizer.training.checkpointer import Keeper
+from synthesizer.training.checkpoint import Checkpointer, numbered, take_weights
 from synthesizer.training.evaluate import evaluate
 from synthesizer.training.finish import finish
 from synthesizer.training.meter import now, peak_memory
 from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
-from synthesizer.training.state_dict import take_weights
 from synthesizer.training.tensorboard import Curves
 
 MEASURED = 1  # the step after which one is measured: the optimizer has all it keeps
@@ -72,7 +70,7 @@ def fit(
         with accelerator.main_process_first():
             task = build_task(recipe)
         loop = Loop(recipe, run, task, accelerator, progress)
-        loop.state = State(**loop.keeper.resume(progress))
+        loop.state = State(**loop.checkpointer.resume(progress))
         if tensorboard and main:
             loop.curves = Curves(run.path / "tensorboard", loop.state.step)
         loop.train(interruption)
@@ -101,7 +99,9 @@ class Loop:
         self.model, self.optimizer = accelerator.prepare(
             model, build_optimizer(model, recipe.train)
         )
-        self.keeper = Keeper(run, recipe.train, accelerator, self.model, self.optimizer, names)
+        self.checkpointer = Checkpointer(
+            run, recipe.train, accelerator, self.model, self.optimizer, names
+        )
         self.curves: Curves | None = None
         self.forward = torch.compile(self.model) if recipe.train.compile else self.model
 
@@ -121,13 +121,13 @@ class Loop:
             if state.step % every == 0 or last:
                 self._evaluate()
             if asked or last or state.step % train.checkpoint_every == 0:
-                self.keeper.save(asdict(state))
+                self.checkpointer.save(asdict(state))
             if asked and not last:
                 raise Interrupted(
                     f"interrupted at step {state.step} of {train.steps}; "
                     f"the same command goes on from there ({self.run.path})"
                 )
-        self.keeper.save(asdict(state))
+        self.checkpointer.save(asdict(state))
 
     def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
         """Update once from several batches; True where any process was asked to stop."""
@@ -235,7 +235,7 @@ class Loop:
             self._record({"validation": scores.metrics})
             self.progress.measure(state.step, task.main_metric, value)
         if better:
-            self.keeper.save_best(state.step, value)
+            self.checkpointer.save_best(state.step, value)
 
     def _whole_model(self) -> SynthesizerPreTrainedModel:
         """The model for evaluation: itself, or a copy of it where its weights are sharded."""
