@@ -18,9 +18,9 @@ from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
-from synthesizer.study.live_table import Board, Standing, open_board
+from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.plan import Asked, Plan, Row, draw_up
-from synthesizer.study.pool import Crew
+from synthesizer.study.pool import WorkerPool, open_pool
 
 TRIAL_SEED = 0  # of the runs that choose the rates, so that no reported seed chose its own
 LR_RANGE = 4.0  # trials draw lr from the recipe's divided by this to times this
@@ -51,18 +51,18 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with Crew(plan.out) as crew:
-        return conduct(plan, crew, say, plain=plain)
+    with open_pool(plan.out) as pool:
+        return conduct(plan, pool, say, plain=plain)
 
 
-def conduct(plan: Plan, crew: Crew, say: Say, *, plain: bool) -> Plan:
-    """Have a crew do what a plan says; return the plan with what was found on the way."""
+def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
+    """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
         say("starting, reading the data and timing a step ...")
-        plan = fit_widths(plan, crew, say)
+        plan = fit_widths(plan, pool, say)
         if plan.asked.tune:
-            plan = _tune(plan, crew, say, plain)
-        _perform(plan, _jobs(plan), crew, say, plain)
+            plan = _tune(plan, pool, say, plain)
+        _perform(plan, _jobs(plan), pool, say, plain)
     except Interrupted:
         runs = [Run(job.path) for job in _jobs(plan)]
         raise Interrupted(
@@ -82,19 +82,19 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with Crew(plan.out) as crew:
-        plan = fit_widths(plan, crew, say)
+    with open_pool(plan.out) as pool:
+        plan = fit_widths(plan, pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     return [plan.command(row, seed) for seed in plan.seeds for row in rows]
 
 
-def fit_widths(plan: Plan, crew: Crew, say: Say) -> Plan:
+def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
     """Give each row the feed-forward width that meets its budget; refuse what cannot be built."""
-    return plan.with_rows([_fit_width(plan, row, crew, say) for row in plan.rows])
+    return plan.with_rows([_fit_width(plan, row, pool, say) for row in plan.rows])
 
 
-def _fit_width(plan: Plan, row: Row, crew: Crew, say: Say) -> Row:
+def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     if row.like is None and all(Run(plan.path(row, seed)).is_finished for seed in plan.seeds):
         return row
     measure = "flops" if plan.asked.match == "flops" else "params"
@@ -102,7 +102,7 @@ def _fit_width(plan: Plan, row: Row, crew: Crew, say: Say) -> Row:
     like = dump(plan.recipe(Row("", row.like, ""), plan.seeds[0])) if row.like else None
     order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
     try:
-        found = crew.ask(order)
+        found = pool.ask(order)
     except UserError as error:
         if not row.offered:
             raise
@@ -125,7 +125,7 @@ def _jobs(plan: Plan) -> list[Job]:
     ]
 
 
-def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool) -> None:
+def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
     """Train what is not finished, telling how it goes; nothing is written if the data is bad."""
     for job in jobs:
         Run(job.path).claim(job.recipe)
@@ -136,42 +136,35 @@ def _perform(plan: Plan, jobs: Sequence[Job], crew: Crew, say: Say, plain: bool)
         plan.write()
         return
     size = min(plan.asked.jobs or _processors(), len(left))
-    crew.grow(size)
-    seconds = _announce(crew.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
+    pool.grow(size)
+    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
     runs, workers = _count(len(left), "run"), _count(size, "worker")
     whole = clock(seconds * math.ceil(len(left) / size))
     say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
     plan.write()
     steps = plan.shared.train.steps
     split = jobs[0].split
-    board = open_board(_standings(plan, jobs, seconds), size, steps, split, plain=plain)
+    status = open_status(_row_status(plan, jobs, seconds), size, steps, split, plain=plain)
     try:
-        _follow(plan, left, crew, board)
+        _follow(plan, left, pool, status)
     finally:
-        board.close()
+        status.close()
 
 
-def _follow(plan: Plan, jobs: Sequence[Job], crew: Crew, board: Board) -> None:
+def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines) -> None:
     orders = [
         {"do": "train", "recipe": dump(job.recipe), "path": str(job.path), "split": job.split}
         for job in jobs
     ]
-    for place, event in crew.work(orders):
-        job, kind = jobs[place], event["event"]
-        if kind == "tick":
-            board.refresh()
+    for index, event in pool.run(orders):
+        if event["event"] == "tick":
+            status.refresh()
             continue
-        key = str(job.path)
-        if kind == "start":
-            board.start(job.row, key, job.name)
-        elif kind == "show":
-            board.show(job.row, key, event)
-        elif kind == "measure":
-            board.measure(job.row, key, event["metric"], event["value"])
-        elif kind == "done":
-            board.finish(job.row, key, *_main_metric(event["result"], job.split))
-        elif kind == "failed":
-            board.fail(job.row, key, event["error"])
+        job = jobs[index]
+        if event["event"] == "done":
+            event["metric"], event["value"] = _main_metric(event["result"], job.split)
+        status.receive(job.row, job.name, event)
+        if event["event"] == "failed":
             label = plan.rows[job.row].label
             plan.errors.setdefault(label, f"{job.name}: {event['error']}")
             plan.write()
@@ -201,17 +194,17 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     return seconds
 
 
-def _standings(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[Standing]:
-    standings = []
+def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[RowStatus]:
+    rows = []
     for number, row in enumerate(plan.rows):
         own = [job for job in jobs if job.row == number]
         finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
         done = [_main_metric(run.result(), split)[1] for run, split in finished]
-        standings.append(Standing(row.label, len(own), seconds, done))
-    return standings
+        rows.append(RowStatus(row.label, len(own), seconds, done))
+    return rows
 
 
-def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
+def _tune(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
     """Give every row the same number of trials, and the rates that did best on validation."""
     rates = draw_rates(plan.shared, plan.asked.tune)
     jobs = [
@@ -226,7 +219,7 @@ def _tune(plan: Plan, crew: Crew, say: Say, plain: bool) -> Plan:
         if row.left_out is None
     ]
     say(f"tuning: {len(rates)} trials for each of {len(plan.rows)} rows, on validation")
-    _perform(plan, jobs, crew, say, plain)
+    _perform(plan, jobs, pool, say, plain)
     plan.errors.clear()  # a trial that fails is a trial that is not chosen
     rows = []
     for row in plan.rows:

@@ -1,4 +1,4 @@
-"""Where a study stands: a live table on a terminal, plain lines elsewhere (no torch)."""
+"""How a study is going: a live table on a terminal, plain lines elsewhere (no torch)."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from synthesizer.experiment.progress import clock
 
-LONG = 36_000.0  # seconds, from which on they are told in hours
+LONG = 36_000.0  # seconds, from which on they are shown in hours
 MARGIN = 3  # free at the right: what a terminal echoes there must not start a line
 COLUMNS = (  # and widths; that of a step depends on how many there are
     ("state", 9),
@@ -28,8 +28,8 @@ COLUMNS = (  # and widths; that of a step depends on how many there are
 
 
 @dataclass
-class Running:
-    """One run at work, as far as its worker told."""
+class RunStatus:
+    """A run in progress, as its worker reported it."""
 
     name: str  # of its seed, or trial
     began: float
@@ -45,9 +45,16 @@ class Running:
         """In a word."""
         return "measuring" if self.steps and self.step == self.steps else "training"
 
+    def __str__(self) -> str:
+        metric = "" if self.metric is None else f"  validation {self.metric:.4f}"
+        return (
+            f"step {self.step}/{self.steps}  loss {self.loss:.4f}{metric}  "
+            f"{self.rate:,.0f} tokens/s  {clock(self.left or 0)} left"
+        )
+
 
 @dataclass
-class Standing:
+class RowStatus:
     """One row of the study, over all its runs."""
 
     label: str
@@ -55,11 +62,11 @@ class Standing:
     expected: float  # seconds of a run
     done: list[float] = field(default_factory=list)  # the metric of each finished run
     errors: int = 0
-    running: dict[str, Running] = field(default_factory=dict)
+    running: dict[str, RunStatus] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
-        """In a word, of the first run at work where there are several."""
+        """In a word; of the first run in progress where there are several."""
         if self.running:
             return next(iter(self.running.values())).state
         if self.errors:
@@ -78,46 +85,45 @@ class Standing:
         return waiting * self.expected + sum(at_work)
 
 
-class Board:
-    """What a study tells; lines here, a table in Live."""
+class StatusLines:
+    """The progress of a study as plain lines."""
 
     def __init__(
-        self, standings: Sequence[Standing], jobs: int, steps: int, split: str = "test"
+        self, rows: Sequence[RowStatus], jobs: int, steps: int, split: str = "test"
     ) -> None:
-        self.standings, self.jobs, self.steps, self.split = list(standings), jobs, steps, split
+        self.rows, self.jobs, self.steps, self.split = list(rows), jobs, steps, split
         self.metric = ""  # its name, once it is known
 
-    def start(self, row: int, key: str, name: str) -> None:
-        """A run began, or went on."""
-        self.standings[row].running[key] = Running(name, time.monotonic())
-        self._begin(row, name)
+    def receive(self, row: int, name: str, event: dict[str, Any]) -> None:
+        """An event of one run; `name` is its seed, or trial."""
+        status, kind = self.rows[row], event["event"]
+        self.metric = event.get("metric", self.metric)
+        if kind == "start":
+            status.running[name] = RunStatus(name, time.monotonic())
+            self._progress(row, f"{name}: training")
+        elif kind == "show":
+            run = status.running[name]
+            for key in ("step", "steps", "loss", "rate", "left"):
+                setattr(run, key, event[key])
+            self._progress(row, f"{name}: {run}, {clock(self._left())} in all")
+        elif kind == "measure":
+            status.running[name].metric = event["value"]
+        elif kind in ("done", "failed", "retry"):
+            self._end(status, name, event)
 
-    def show(self, row: int, key: str, event: dict[str, Any]) -> None:
-        """A worker told how its run goes."""
-        run = self.standings[row].running[key]
-        for name in ("step", "steps", "loss", "rate", "left"):
-            setattr(run, name, event[name])
-        self._tell(row, run)
-
-    def measure(self, row: int, key: str, metric: str, value: float) -> None:
-        """The main metric on validation, so far."""
-        self.metric = metric
-        self.standings[row].running[key].metric = value
-
-    def finish(self, row: int, key: str, metric: str, value: float) -> None:
-        """A run is done; `value` is its metric on the split that counts."""
-        self.metric = metric
-        standing = self.standings[row]
-        name = self._retire(row, key)
-        standing.done.append(value)
-        told = f"{self.split} {metric} {value:.4f}"
-        self.say(f"{self._count()} {standing.label} {name}: {told}")
-
-    def fail(self, row: int, key: str, error: str) -> None:
-        """A run failed; the others go on."""
-        name = self._retire(row, key)
-        self.standings[row].errors += 1
-        self.say(f"{self._count()} {self.standings[row].label} {name} failed: {error}")
+    def _end(self, status: RowStatus, name: str, event: dict[str, Any]) -> None:
+        began = status.running.pop(name).began
+        if not status.done:
+            status.expected = max(status.expected, time.monotonic() - began)
+        text = f"{name} failed: {event.get('error')}"
+        if event["event"] == "done":
+            status.done.append(event["value"])
+            text = f"{name}: {self.split} {self.metric} {event['value']:.4f}"
+        elif event["event"] == "failed":
+            status.errors += 1
+        else:
+            text += "; trying again"
+        self.say(f"{self._count()} {status.label} {text}")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -128,43 +134,28 @@ class Board:
         """A moment passed."""
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """Nothing more will be shown."""
 
-    def _begin(self, row: int, name: str) -> None:
-        self.say(f"{self._count()} {self.standings[row].label} {name}: training")
-
-    def _tell(self, row: int, run: Running) -> None:
-        metric = "" if run.metric is None else f"  validation {run.metric:.4f}"
-        self.say(
-            f"{self._count()} {self.standings[row].label} {run.name}: step {run.step}/"
-            f"{run.steps}  loss {run.loss:.4f}{metric}  {run.rate:,.0f} tokens/s  "
-            f"{clock(run.left or 0)} left, {clock(self._left())} in all"
-        )
-
-    def _retire(self, row: int, key: str) -> str:
-        standing = self.standings[row]
-        run = standing.running.pop(key)
-        if not standing.done:
-            standing.expected = max(standing.expected, time.monotonic() - run.began)
-        return run.name
+    def _progress(self, row: int, text: str) -> None:
+        self.say(f"{self._count()} {self.rows[row].label} {text}")
 
     def _left(self) -> float:
         now = time.monotonic()
-        each = [standing.seconds_left(now) for standing in self.standings]
+        each = [status.seconds_left(now) for status in self.rows]
         return max(sum(each) / self.jobs, *each) if self.jobs > 1 else sum(each)
 
     def _count(self) -> str:
-        over = sum(len(standing.done) + standing.errors for standing in self.standings)
-        return f"[{over}/{sum(standing.runs for standing in self.standings)}]"
+        over = sum(len(status.done) + status.errors for status in self.rows)
+        return f"[{over}/{sum(status.runs for status in self.rows)}]"
 
 
-class LiveBoard(Board):
-    """The same as a table that stays in place, what is said above it."""
+class LiveTable(StatusLines):
+    """The same as a table that stays in place, with messages above it."""
 
     def __init__(
-        self, standings: Sequence[Standing], jobs: int, steps: int, split: str = "test"
+        self, rows: Sequence[RowStatus], jobs: int, steps: int, split: str = "test"
     ) -> None:
-        super().__init__(standings, jobs, steps, split)
+        super().__init__(rows, jobs, steps, split)
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
@@ -179,10 +170,7 @@ class LiveBoard(Board):
     def close(self) -> None:
         self._live.stop()
 
-    def _begin(self, row: int, name: str) -> None:
-        self.refresh()
-
-    def _tell(self, row: int, run: Running) -> None:
+    def _progress(self, row: int, text: str) -> None:
         self.refresh()
 
     def _table(self) -> Table:
@@ -192,7 +180,7 @@ class LiveBoard(Board):
         meaning = " ".join(filter(None, ["metric:", self.metric, f"on validation{done}"]))
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
         table.caption, table.caption_justify = f"{whole}\n{meaning}", "left"
-        longest = max(len(standing.label) for standing in self.standings)
+        longest = max(len(status.label) for status in self.rows)
         widths = {**dict(COLUMNS), "step": 2 * len(str(self.steps)) + 1}
         room = self._console.width - MARGIN - sum(widths.values()) - len(widths)
         table.add_column("row", width=max(10, min(longest, room)), overflow="fold")
@@ -200,28 +188,28 @@ class LiveBoard(Board):
             left = name == "state"
             table.add_column(name, width=width, justify="left" if left else "right", no_wrap=True)
         now = time.monotonic()
-        for standing in self.standings:
-            run = next(iter(standing.running.values()), None)
-            metric = _mean(standing.done) if run is None or run.metric is None else run.metric
+        for status in self.rows:
+            run = next(iter(status.running.values()), None)
+            metric = _mean(status.done) if run is None or run.metric is None else run.metric
             table.add_row(
-                escape(standing.label),
-                standing.state,
-                f"{len(standing.done)}/{standing.runs}" if standing.runs else "",
+                escape(status.label),
+                status.state,
+                f"{len(status.done)}/{status.runs}" if status.runs else "",
                 f"{run.step}/{self.steps}" if run else "",
                 _short(run.loss if run else None),
                 _short(metric),
                 "" if run is None or run.rate is None else f"{run.rate:,.0f}",
-                _span(standing.seconds_left(now)) if standing.runs else "",
+                _span(status.seconds_left(now)) if status.runs else "",
             )
         return table
 
 
-def open_board(
-    standings: Sequence[Standing], jobs: int, steps: int, split: str, *, plain: bool
-) -> Board:
+def open_status(
+    rows: Sequence[RowStatus], jobs: int, steps: int, split: str, *, plain: bool
+) -> StatusLines:
     """A live table where stdout is a terminal, unless plain lines are asked for."""
     live = sys.stdout.isatty() and not plain
-    return (LiveBoard if live else Board)(standings, jobs, steps, split)
+    return (LiveTable if live else StatusLines)(rows, jobs, steps, split)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -1,0 +1,84 @@
+"""What a study shows while it runs."""
+
+import io
+
+from rich.console import Console
+
+from synthesizer.study.live_table import LiveTable, RowStatus, StatusLines
+
+
+def rows():
+    return [RowStatus("dot", 2, 60.0), RowStatus("random", 2, 60.0), RowStatus("none", 2, 60.0)]
+
+
+def show(status, row, name, **values):
+    status.receive(row, name, {"event": "show", **values})
+
+
+def play(status):
+    status.receive(0, "seed 1", {"event": "start"})
+    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    measured = {"event": "measure", "metric": "bits_per_byte", "value": 3.25}
+    status.receive(0, "seed 1", measured)
+    status.receive(1, "seed 1", {"event": "start"})
+    status.receive(1, "seed 1", {"event": "retry", "error": "the worker was stopped by SIGKILL"})
+    status.receive(1, "seed 1", {"event": "start"})
+    status.receive(1, "seed 1", {"event": "failed", "error": "the loss is nan"})
+    status.receive(0, "seed 1", {**measured, "event": "done", "value": 3.125})
+
+
+def test_plain_lines_say_who_what_and_how_long(capsys):
+    play(StatusLines(rows(), 2, 100))
+    assert capsys.readouterr().out.splitlines() == [
+        "[0/6] dot seed 1: training",
+        "[0/6] dot seed 1: step 50/100  loss 2.5000  9,000 tokens/s  0:30 left, 2:45 in all",
+        "[0/6] random seed 1: training",
+        "[0/6] random seed 1 failed: the worker was stopped by SIGKILL; trying again",
+        "[0/6] random seed 1: training",
+        "[1/6] random seed 1 failed: the loss is nan",
+        "[2/6] dot seed 1: test bits_per_byte 3.1250",
+    ]
+
+
+def test_the_table_shows_every_row_and_the_whole():
+    status = LiveTable(rows(), 2, 100)
+    try:
+        play(status)
+        status.receive(0, "seed 2", {"event": "start"})
+        show(status, 0, "seed 2", step=10, steps=100, loss=2.0, rate=800.0, left=90.0)
+        text = drawn(status, 80)
+    finally:
+        status.close()
+    for words in ("training", "10/100", "2.0000", "3.1250", "800", "1:30", "failed", "1/2"):
+        assert words in text
+    assert "waiting" in text
+    assert "[2/6] runs" in text
+    assert "metric: bits_per_byte on validation, once done on test" in text
+
+
+def drawn(status, width):
+    console = Console(file=io.StringIO(), width=width)
+    status._console = console
+    console.print(status._table())
+    return console.file.getvalue()
+
+
+def test_nothing_is_cut_off_in_eighty_columns_and_nothing_moves():
+    """Long names are folded; a line that reaches the edge would break when Ctrl-C is echoed."""
+    long = "dot, as large as factorized_random+dense+dot"
+    status = LiveTable([RowStatus(long, 10, 60.0), RowStatus("none", 10, 36_000.0)], 1, 99_999)
+    try:
+        status.receive(0, "seed 1", {"event": "start"})
+        before = drawn(status, 80)
+        values = {"step": 99_950, "steps": 99_999, "loss": 12.3456, "rate": 123_456.0}
+        show(status, 0, "seed 1", **values, left=35_999.0)
+        measured = {"event": "measure", "metric": "perplexity", "value": 1234.5678}
+        status.receive(0, "seed 1", measured)
+        after = drawn(status, 80)
+    finally:
+        status.close()
+    for words in ("99950/99999", "12.3456", "1234.56", "123,456", "0/10", "10 h"):
+        assert words in after
+    assert "\N{HORIZONTAL ELLIPSIS}" not in after
+    assert max(len(line.rstrip()) for line in after.splitlines()) <= 77
+    assert before.splitlines()[0] == after.splitlines()[0]
