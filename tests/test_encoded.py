@@ -75,7 +75,7 @@ def test_what_encodes_and_scores_lies_where_the_key_looks():
     for part in ("data", "metrics", "tasks"):
         for path in (package / part).rglob("*.py"):
             found |= set(re.findall(r"(?:from|import) synthesizer\.(\w+)", path.read_text()))
-    assert found <= {"data", "metrics", "tasks", "experiment", "errors"}
+    assert found <= {"data", "metrics", "tasks", "experiment", "errors", "untrusted"}
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

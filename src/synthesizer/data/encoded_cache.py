@@ -1,8 +1,12 @@
-"""Encoded data kept between runs: one .npz file per content, safe to delete at any time."""
+"""Encoded data kept between runs: one .npz file per content, safe to delete at any time.
+
+A folder that others may write is neither read nor filled: what they put there would be trained on.
+"""
 
 import functools
 import hashlib
 import json
+import logging
 import os
 import zipfile
 import zlib
@@ -16,10 +20,12 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import write_atomically
+from synthesizer.untrusted import who_else_may_write
 
 Array = NDArray[Any]
 
 _META = "meta.json"
+_ADVICE = "free some space, or set SYNTHESIZER_CACHE to a directory that can be written"
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -58,6 +64,8 @@ def hash_code(package: Path) -> str:
 def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
     """The entry of a key, built and stored where it is missing or damaged."""
     path = folder / f"{key}.npz"
+    if not _is_own(folder):
+        return build()
     entry = _load(path)
     if entry is None:
         entry = build()
@@ -65,9 +73,28 @@ def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
     return entry
 
 
+@functools.cache
+def _is_own(folder: Path) -> bool:
+    """Whether nobody else may write the folder, which is made where it is missing; told if not."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = who_else_may_write(folder)
+    except OSError as error:
+        raise UserError(f"cannot make the cache {folder} ({error.strerror}); {_ADVICE}") from None
+    if problem is not None:
+        logging.getLogger(__name__).warning(
+            "the cache of encoded data is not used: %s; "
+            "set SYNTHESIZER_CACHE to a directory of your own",
+            problem,
+        )
+    return problem is None
+
+
 def _load(path: Path) -> Entry | None:
     """Every member of an .npz carries a checksum, so damage shows as one of these errors."""
     try:
+        if who_else_may_write(path) is not None:
+            return None
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         return Entry(arrays, json.loads(arrays.pop(_META).tobytes()))
@@ -82,11 +109,4 @@ def _store(path: Path, entry: Entry) -> None:
         with beside.open("wb") as file:
             np.savez(file, **entry.arrays, **{_META: meta})  # type: ignore[arg-type]
 
-    advice = "free some space, or set SYNTHESIZER_CACHE to a directory that can be written"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the cache {path.parent} ({error.strerror}); {advice}"
-        ) from None
-    write_atomically(path, fill, advice)
+    write_atomically(path, fill, _ADVICE)

@@ -195,6 +195,8 @@ def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _AD
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        beside.unlink(missing_ok=True)
+        os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o666))  # never through a planted link
         fill(beside)
         with beside.open("rb+") as file:
             os.fsync(file.fileno())

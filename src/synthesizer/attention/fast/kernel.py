@@ -6,13 +6,21 @@ Nothing is compiled otherwise. What was compiled lies in the user's cache under 
 source, the flags and the processor, and is used from then on where it fits: float32 on a CPU, one
 thread, no outer product, and a torch that lends its BLAS. Elsewhere blocks.py does the same in
 torch. Letters as in terms.py.
+
+A library is code, so one is loaded only from a folder and a file that nobody else may write, and
+only with the sha256 that was written beside it when it was built.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
+import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import which
@@ -23,6 +31,7 @@ from torch import Tensor
 from synthesizer.attention.fast.tensors import Parts
 from synthesizer.attention.fast.visibility import Sight
 from synthesizer.errors import UserError
+from synthesizer.untrusted import who_else_may_write
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
@@ -136,7 +145,47 @@ def kernel_for(tensor: Tensor) -> Kernel | None:
 def loaded(home: str | None) -> Kernel | None:
     """The kernel of a folder, looked for once in a process."""
     path, gemm = built_path(home), _gemm()
-    return Kernel(path, gemm) if gemm is not None and path.exists() else None
+    if gemm is None or not os.path.lexists(path):
+        return None
+    try:
+        handle = _open_checked(path)
+    except UserError as error:
+        logging.getLogger(__name__).warning("the compiled kernel is not used: %s", error)
+        return None
+    # The handle stays open: it is the file that was checked, whatever the path names by now, and
+    # the loader tells libraries apart by their names.
+    checked = Path(f"/proc/self/fd/{handle}")
+    return Kernel(checked if checked.exists() else path, gemm)
+
+
+def _open_checked(path: Path) -> int:
+    """Open a library that nobody else can have written and that is as it was built."""
+    again = f"set {HOME} to a folder of your own and run python -m synthesizer.fast"
+    try:
+        problem = who_else_may_write(path)
+        if problem is not None:
+            raise UserError(f"{problem}; {again}")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(os.path.realpath(path), flags), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
+                raise UserError(f"{path} is not a regular file of this user; {again}")
+            if hashlib.file_digest(file, "sha256").hexdigest() != _written_digest(path):
+                raise UserError(f"{path} is not what was built: its sha256 differs; {again}")
+            return os.dup(file.fileno())
+    except OSError as error:
+        why = f"{path} or its sha256 cannot be read ({error.strerror})"
+        raise UserError(f"{why}; {again}") from None
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _written_digest(path: Path) -> str:
+    """What stands beside a library, where nobody else can have written it."""
+    beside = _digest_path(path)
+    return "" if who_else_may_write(beside) else beside.read_text(encoding="ascii").strip()
 
 
 def built_path(home: str | None) -> Path:
@@ -147,23 +196,60 @@ def built_path(home: str | None) -> Path:
 
 
 def build() -> Path:
-    """Compile the kernel for this machine and return where it lies."""
+    """Compile the kernel for this machine, unless it is there, and return where it lies."""
     compiler = next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         raise UserError("no C compiler was found (cc, gcc, clang); install one, or do without")
     path = built_path(os.environ.get(HOME))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    told = subprocess.run(
-        [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(fresh), str(SOURCE)],
-        capture_output=True,
-        text=True,
-    )
-    if told.returncode:
-        raise UserError(f"{compiler} failed: {told.stderr.strip()}; the torch path still works")
-    fresh.replace(path)
+    with _alone_in(path.parent):
+        try:
+            os.close(_open_checked(path))
+        except UserError:
+            _compile(compiler, path)
     loaded.cache_clear()
     return path
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile in a folder of its own, then move the sha256 and the library into place."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
+        fresh, digest = Path(folder, "kernel.so"), Path(folder, "sha256")
+        words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(fresh), str(SOURCE)]
+        told = subprocess.run(words, capture_output=True, text=True)
+        if told.returncode:
+            said = " / ".join(told.stderr.split("\n")[:3]).strip()
+            raise UserError(f"{compiler} failed: {said}; the torch path still works")
+        fresh.chmod(0o700)
+        digest.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
+        digest.chmod(0o600)
+        # In this order a reader never meets a new library without its sha256.
+        digest.replace(_digest_path(path))
+        fresh.replace(path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Make a folder of this user's own, and let one process at a time build in it."""
+    import fcntl
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = who_else_may_write(folder)
+        if problem is not None:
+            raise UserError(
+                f"the kernel is not built: {problem}; set {HOME} to a folder of your own"
+            )
+        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW
+        handle = os.open(folder / ".kernel.lock", flags, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {folder} ({error.strerror}); set {HOME} to a folder of your own"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _gemm() -> int | None:

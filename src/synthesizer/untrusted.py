@@ -1,0 +1,131 @@
+"""What somebody else may have written: whose it is, what it is, how large it gets, what it shows.
+
+    who_else_may_write(path)          a file to execute, or to believe without a look at it
+    check_regular_file(path)          a file to read: no device, pipe or socket, no hole of zeros
+    check_expansion(path, expanded)   a compressed file, before it is read
+    check_folder_name(name, what)     text that becomes a folder
+    check_links(folder)               a folder to write into or to delete from
+    printable(text)                   text on its way to a terminal or a page
+
+Standard library alone: everything else may import this. SECURITY.md says what is promised.
+"""
+
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+from synthesizer.errors import UserError
+
+LIMIT = "SYNTHESIZER_MAX_BYTES"  # names what a small compressed file may expand to
+MAX_BYTES = 2**30
+MAX_RATIO = 100  # a file may always expand to so many times its size on disk
+LONGEST_NAME = 120  # bytes of a folder's name; file systems end at 255
+VIRTUAL = ("/proc/", "/sys/")  # regular files that are none
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL_BUT_LINES = re.compile(rf"(?![\n\t]){_CONTROL.pattern}")
+
+
+def who_else_may_write(path: Path) -> str | None:
+    """How another user could have written or replaced a path, links resolved; None if none could.
+
+    The path and every folder above it must belong to this user or to root. Others may write into
+    a folder above the last only where its sticky bit keeps them from replacing what is not theirs.
+    """
+    if sys.platform == "win32":
+        return None  # where a user's own folders are private and modes mean nothing
+    real = Path(os.path.realpath(path))
+    for place in (real, *real.parents):
+        found = place.lstat()
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"{place} belongs to user {found.st_uid}"
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        above = place not in (real, real.parent) if real.is_file() else place != real
+        if sticky and above:
+            continue
+        if found.st_mode & stat.S_IWOTH or _group_may_write(place, found):
+            return f"others may write {place} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def _group_may_write(place: Path, found: os.stat_result) -> bool:
+    """Whether anybody but this user may write as the group; an access list shows there, too."""
+    if not found.st_mode & stat.S_IWGRP:
+        return False
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(found.st_gid)
+        listed = os.listxattr(place) if hasattr(os, "listxattr") else []
+    except (KeyError, OSError):
+        return True
+    own = group.gr_gid == user.pw_gid and group.gr_name == user.pw_name
+    return not own or bool({*group.gr_mem} - {user.pw_name}) or any("acl" in x for x in listed)
+
+
+def check_regular_file(path: Path) -> None:
+    """Refuse devices, pipes, sockets, what the kernel makes up, and a file that is mostly hole."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"cannot read {printable(str(path))[:200]}: {why}; check the path"
+        ) from None
+    if not stat.S_ISREG(found.st_mode) or os.path.realpath(path).startswith(VIRTUAL):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+        kind = kinds.get(stat.S_IFMT(found.st_mode), "a device or a file of the system")
+        raise UserError(f"{path} is {kind}; expected a regular file: copy what it gives into one")
+    on_disk = found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
+    check_expansion(path, found.st_size, on_disk)
+
+
+def check_expansion(path: Path, expanded: int, on_disk: int | None = None) -> None:
+    """Refuse a small file that would fill the memory: a stated limit, or 100 times its size."""
+    size = path.stat().st_size if on_disk is None else on_disk
+    asked = os.environ.get(LIMIT, str(MAX_BYTES))
+    if not asked.isdecimal():
+        raise UserError(f"{LIMIT} is {asked!r}; expected a number of bytes")
+    limit = max(int(asked), MAX_RATIO * size)
+    if expanded > limit:
+        raise UserError(
+            f"{path} has {size:,} bytes on disk and expands to {expanded:,} or more, over the "
+            f"limit of {limit:,}; check where it comes from, or set {LIMIT}={expanded}"
+        )
+
+
+def check_folder_name(name: str, what: str) -> str:
+    """A name that stays one folder, where it is put."""
+    good = name.strip(". ") and len(name.encode("utf-8", "replace")) <= LONGEST_NAME
+    if not good or "/" in name or "\\" in name or _CONTROL.search(name):
+        raise UserError(
+            f"{what} is {printable(name)[:200]!r}, which cannot name a folder; expected up to "
+            f"{LONGEST_NAME} bytes without slashes, control characters or dots alone"
+        )
+    return name
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder that holds links to what is outside of it: nothing is written through one."""
+    home = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)
+            target = os.path.realpath(path)
+            if os.path.islink(path) and not target.startswith(home + os.sep):
+                raise UserError(
+                    f"{path} is a link that leads out of {folder}, to {target}; "
+                    "put a copy in its place, or remove it"
+                )
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Text with control characters, terminal escapes and reversed writing spelled out, as \x1b.
+
+    `lines` keeps line breaks and tabs.
+    """
+    pattern = _CONTROL_BUT_LINES if lines else _CONTROL
+    return pattern.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
