@@ -225,7 +225,6 @@ def _from_corpus(name: str) -> Source:
 
     if name not in CORPORA:
         raise UserError(f"unknown corpus '{name}'; choose data.builtin from {', '.join(CORPORA)}")
-    code = sorted((Path(__file__).parent / "corpora").rglob("*.py"))
     made: dict[str, list[dict[str, str]]] = {}
 
     def rows(split: str) -> Iterator[Row]:
@@ -235,7 +234,7 @@ def _from_corpus(name: str) -> Source:
 
     return Source(
         origin=f"built-in {name}",
-        fingerprint=_digest(code, name, sys.version),
+        fingerprint=_digest([], name, sys.version),  # the code is in every key of the cache
         splits={split: partial(rows, split) for split in SPLITS},
     )
 

@@ -11,11 +11,14 @@ Splits = dict[str, list[Row]]
 _PATIENCE = 10_000
 
 
-def draw_splits(draw: Callable[[Random], Row], column: str, seed: int, **sizes: int) -> Splits:
+def draw_splits(
+    draw: Callable[[Random], Row], column: str, seed: int, sizes: dict[str, int]
+) -> Splits:
     """Draw rows whose column differs from every other row's, in all splits together.
 
     Test and validation are drawn first: a longer or shorter train split leaves them as they are.
     """
+    assert list(sizes) == ["train", "validation", "test"], sizes
     rows = _distinct(draw, column, Random(seed))
     drawn = {name: [next(rows) for _ in range(sizes[name])] for name in reversed(sizes)}
     return {name: drawn[name] for name in sizes}

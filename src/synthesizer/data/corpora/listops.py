@@ -33,14 +33,12 @@ _OPERATOR_SHARE = 0.25
 def splits(
     seed: int = 0,
     *,
-    train: int = 96_000,
-    validation: int = 2_000,
-    test: int = 2_000,
     longer_than: int = 500,
     shorter_than: int = 2_000,
     max_depth: int = 10,
     max_args: int = 10,
     min_operators: int = 1,
+    **sizes: int,
 ) -> Splits:
     """Lists of longer_than < tokens < shorter_than, none twice."""
 
@@ -53,7 +51,14 @@ def splits(
                 if source.count("[") >= min_operators:
                     return {"Source": source, "Target": str(value)}
 
-    return draw_splits(draw, "Source", seed, train=train, validation=validation, test=test)
+    wanted = {"train": 96_000, "validation": 2_000, "test": 2_000} | sizes
+    return draw_splits(draw, "Source", seed, wanted)
+
+
+def short_splits(seed: int = 0, **sizes: int) -> Splits:
+    """Lists small enough to learn in a minute: 10 < tokens < 60, at least two operators."""
+    wanted = {"train": 20_000, "validation": 1_000, "test": 1_000} | sizes
+    return splits(seed, longer_than=10, shorter_than=60, min_operators=2, **wanted)
 
 
 def _grow(rng: Random, tokens: list[str], depth: int, max_args: int, limit: int) -> int:

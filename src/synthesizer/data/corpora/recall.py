@@ -4,7 +4,7 @@
     target   _  _   _  12 3 3 ...      scored where a key is asked
 
 Each row binds its own keys to its own values and then asks for them, so the answer stands in the
-row and nowhere else. Who cannot compare tokens can count at best: guess one of the row's values.
+row and nowhere else. A model that cannot compare tokens can at best guess one of the row's values.
 """
 
 from random import Random
@@ -15,15 +15,7 @@ KEYS = tuple("abcdefghijklmnopqrst")
 VALUES = tuple(str(number) for number in range(20))
 
 
-def splits(
-    seed: int = 0,
-    *,
-    train: int = 8_000,
-    validation: int = 500,
-    test: int = 500,
-    bindings: int = 12,
-    questions: int = 24,
-) -> Splits:
+def splits(seed: int = 0, *, bindings: int = 12, questions: int = 24, **sizes: int) -> Splits:
     """Rows of `bindings` different keys, each with a value, then of `questions` keys among them."""
 
     def draw(rng: Random) -> Row:
@@ -33,4 +25,6 @@ def splits(
         answers = [value[key] for key in asked]
         return {"input": " ".join(bound + asked), "target": " ".join(["_"] * bindings + answers)}
 
-    return draw_splits(draw, "input", seed, train=train, validation=validation, test=test)
+    return draw_splits(
+        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 500} | sizes
+    )

@@ -11,15 +11,7 @@ from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
 TOKENS = tuple("abcdefghijklmnop")
 
 
-def splits(
-    seed: int = 0,
-    *,
-    train: int = 8_000,
-    validation: int = 500,
-    test: int = 500,
-    length: int = 32,
-    distance: int = 3,
-) -> Splits:
+def splits(seed: int = 0, *, length: int = 32, distance: int = 3, **sizes: int) -> Splits:
     """Rows of random letters; target[i] is input[i - distance]."""
 
     def draw(rng: Random) -> Row:
@@ -27,4 +19,6 @@ def splits(
         target = ["_"] * distance + tokens[: length - distance]
         return {"input": " ".join(tokens), "target": " ".join(target)}
 
-    return draw_splits(draw, "input", seed, train=train, validation=validation, test=test)
+    return draw_splits(
+        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 500} | sizes
+    )

@@ -13,19 +13,25 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-from synthesizer.data.corpora import nouns_ende as nouns
-from synthesizer.data.corpora import verbs_ende as verbs
 from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
-from synthesizer.data.corpora.german import PERSONAL, Noun
-from synthesizer.data.corpora.phrases_ende import Phrase, Phrases, Predicate, conjugate
+from synthesizer.data.corpora.grammar_ende.inflection import PERSONAL
+from synthesizer.data.corpora.grammar_ende.phrases import Phrase, Phrases, Predicate, conjugate
+from synthesizer.data.corpora.grammar_ende.vocabulary import (
+    ADJECTIVES,
+    AMBIGUOUS,
+    CONJUNCTIONS,
+    UNINFLECTED,
+    VERBS,
+    WORDS,
+    Noun,
+    Verb,
+)
 
 
-def splits(
-    seed: int = 0, *, train: int = 50_000, validation: int = 500, test: int = 1_000
-) -> Splits:
+def splits(seed: int = 0, **sizes: int) -> Splits:
     """Sentence pairs; no English sentence comes twice."""
-    sizes = {"train": train, "validation": validation, "test": test}
-    return draw_splits(lambda rng: _Sentence(rng).row(), "en", seed, **sizes)
+    wanted = {"train": 50_000, "validation": 500, "test": 1_000} | sizes
+    return draw_splits(lambda rng: _Sentence(rng).row(), "en", seed, wanted)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class _Clause:
 class _Frame:
     """A verb with what it governs: texts in both languages, and the phrases among them."""
 
-    verb: verbs.Verb
+    verb: Verb
     rest: list[tuple[str, str]]
     arguments: list[Phrase]
 
@@ -104,12 +110,12 @@ class _Sentence:
         """Someone who gives a meaning away, and the ambiguous noun; or neither."""
         if self.rng.random() < 0.4:
             return None, None
-        sense = self.rng.choice(self.rng.choice(nouns.AMBIGUOUS))
+        sense = self.rng.choice(self.rng.choice(AMBIGUOUS))
         return self.rng.choice(sense.cues), sense.noun
 
     def _subordinated(self, one: _Clause, two: _Clause) -> tuple[str, str]:
         """Either clause first in English; which is first in German is up to the conjunction."""
-        joint = self.rng.choice(verbs.CONJUNCTIONS)
+        joint = self.rng.choice(CONJUNCTIONS)
         german = (two.predicate.is_past and joint.of_the_past) or joint.german
         if self.rng.random() < 0.5:
             en = f"{one.english()} {joint.english} {two.english()}"
@@ -153,23 +159,23 @@ class _Sentence:
         return self.rng.choice(things or clear) if clear else None
 
     def _description(self, subject: Phrase) -> _Clause:
-        english, stem = self.rng.choice(nouns.ADJECTIVES["thing"].first)
-        german = nouns.UNINFLECTED.get(stem, stem)
+        english, stem = self.rng.choice(ADJECTIVES["thing"]["first"])
+        german = UNINFLECTED.get(stem, stem)
         is_past = self.rng.random() < 0.5
         verb, finite = ("was", "war") if is_past else ("is", "ist")
         predicate = Predicate(f"{verb} {english}", finite, german, f"{german} {finite}", is_past)
         return _Clause(subject, predicate, [], [subject], None, False)
 
     def _adverb(self, predicate: Predicate) -> tuple[str, str]:
-        times = verbs.PAST_TIME if predicate.is_past else verbs.PRESENT_TIME
-        return self.rng.choice(verbs.ANY_TIME + times)
+        times = WORDS["past_time"] if predicate.is_past else WORDS["present_time"]
+        return self.rng.choice(WORDS["any_time"] + times)
 
     def _frame(self, cue: Noun | None, meant: Noun | None, antecedent: Phrase | None) -> _Frame:
         if meant:
-            verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING)
+            verb = self.rng.choice(VERBS["of_anything"] + VERBS["of_a_thing"])
             return _frame(verb, self.phrases.thing("acc", noun=meant))
         if antecedent:
-            every = verbs.OF_ANYTHING + verbs.OF_A_THING
+            every = VERBS["of_anything"] + VERBS["of_a_thing"]
             one_word = [verb for verb in every if " " not in verb.english[0]]
             return _frame(self.rng.choice(one_word), antecedent.again("acc"))
         if cue or self.rng.random() < 0.4:
@@ -179,32 +185,32 @@ class _Sentence:
         )()
 
     def _meeting(self, cue: Noun | None) -> _Frame:
-        verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_PERSON)
+        verb = self.rng.choice(VERBS["of_anything"] + VERBS["of_a_person"])
         return _frame(verb, self.phrases.person("acc", noun=cue))
 
     def _helping(self, cue: Noun | None) -> _Frame:
-        return _frame(self.rng.choice(verbs.WITH_DATIVE), self.phrases.person("dat", noun=cue))
+        return _frame(self.rng.choice(VERBS["with_dative"]), self.phrases.person("dat", noun=cue))
 
     def _giving(self, cue: Noun | None) -> _Frame:
         receiver, gift = self.phrases.person("dat", 0, cue), self.phrases.thing("acc")
-        return _frame(self.rng.choice(verbs.GIVING), receiver, gift)
+        return _frame(self.rng.choice(VERBS["giving"]), receiver, gift)
 
     def _handling(self) -> _Frame:
         if self.rng.random() < 0.3:
-            return _frame(self.rng.choice(verbs.OF_ANYTHING), self.phrases.animal("acc"))
-        verb = self.rng.choice(verbs.OF_ANYTHING + verbs.OF_A_THING)
+            return _frame(self.rng.choice(VERBS["of_anything"]), self.phrases.animal("acc"))
+        verb = self.rng.choice(VERBS["of_anything"] + VERBS["of_a_thing"])
         return _frame(verb, self.phrases.thing("acc"))
 
     def _trading(self) -> _Frame:
-        return _Frame(self.rng.choice(verbs.OF_A_THING[:2]), [self.phrases.stuff("acc")], [])
+        return _Frame(self.rng.choice(VERBS["of_a_thing"][:2]), [self.phrases.stuff("acc")], [])
 
     def _placing(self) -> _Frame:
         """To place is legen or stellen after what is placed; where to is in the accusative."""
         things, place = self.rng.choice(
             (
-                (self.phrases.lying, verbs.PUTTING_DOWN),
-                (self.phrases.standing, verbs.PUTTING_UP),
-                (self.phrases.standing, verbs.MOVING_THINGS),
+                (self.phrases.lying, VERBS["putting_down"]),
+                (self.phrases.standing, VERBS["putting_up"]),
+                (self.phrases.standing, VERBS["moving_things"]),
             )
         )
         thing = self.phrases.thing("acc", 0, self.rng.choice(things))
@@ -212,14 +218,14 @@ class _Sentence:
         return _Frame(frame.verb, [*frame.rest, self.phrases.where("acc")], frame.arguments)
 
     def _staying(self) -> _Frame:
-        return _Frame(self.rng.choice(verbs.STAYING), [self.phrases.where("dat")], [])
+        return _Frame(self.rng.choice(VERBS["staying"]), [self.phrases.where("dat")], [])
 
     def _going(self) -> _Frame:
         where = self.phrases.where("acc", onward=True)
-        return _Frame(self.rng.choice(verbs.GOING), [where], [])
+        return _Frame(self.rng.choice(VERBS["going"]), [where], [])
 
 
-def _frame(verb: verbs.Verb, *objects: Phrase) -> _Frame:
+def _frame(verb: Verb, *objects: Phrase) -> _Frame:
     return _Frame(verb, [(phrase.en, phrase.de) for phrase in objects], list(objects))
 
 

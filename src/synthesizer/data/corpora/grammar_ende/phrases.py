@@ -3,26 +3,29 @@
 from dataclasses import dataclass
 from random import Random
 
-from synthesizer.data.corpora import nouns_ende as nouns
-from synthesizer.data.corpora import verbs_ende as verbs
-from synthesizer.data.corpora.german import (
+from synthesizer.data.corpora.grammar_ende.inflection import (
     PERSONAL,
     RELATIVE,
-    Noun,
     adjective,
     contracted,
     determiner,
     number_word,
 )
-from synthesizer.data.corpora.verbs_ende import Verb
+from synthesizer.data.corpora.grammar_ende.vocabulary import (
+    ADJECTIVES,
+    MODALS,
+    NOUNS,
+    VERBS,
+    WORDS,
+    Noun,
+    Verb,
+)
 
 _PERSON_PRONOUN = {"m": "he", "f": "she", "p": "they"}
 _OBJECT_PRONOUN = {"he": "him", "she": "her", "it": "it", "they": "them"}
 _AUXILIARY = {"haben": ("hat", "haben"), "sein": ("ist", "sind")}
 _ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_IN_PLACES = [("in", "in"), ("behind", "hinter"), ("next to", "neben"), ("in front of", "vor")]
-_ON_SURFACES = [("on", "auf"), ("under", "unter"), ("next to", "neben"), ("behind", "hinter")]
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def conjugate(rng: Random, verb: Verb, *, plural: bool) -> Predicate:
         auxiliary = _AUXILIARY[verb.auxiliary][plural]
         return Predicate(past, auxiliary, participle, f"{participle} {auxiliary}", is_past=True)
     if tense == "modal":
-        modal = rng.choice(verbs.MODALS)
+        modal = rng.choice(MODALS)
         english, german = modal[plural], modal[2 + plural]
         final = f"{infinitive} {german}"
         return Predicate(f"{english} {base}", german, infinitive, final, is_past=False)
@@ -87,13 +90,16 @@ class Phrases:
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        self.people = rng.sample(nouns.PERSONS, 2)
-        self.animals = rng.sample(nouns.ANIMALS, 1)
-        self.lying = rng.sample(nouns.LYING, 1)
-        self.standing = rng.sample(nouns.STANDING, 1)
-        self.surfaces = rng.sample(nouns.SURFACES, 1)
-        self.places = rng.sample(nouns.PLACES, 1)
-        self.adjectives = {kind: some.two_of_each(rng) for kind, some in nouns.ADJECTIVES.items()}
+        self.people = rng.sample(NOUNS["persons"], 2)
+        self.animals = rng.sample(NOUNS["animals"], 1)
+        self.lying = rng.sample(NOUNS["lying"], 1)
+        self.standing = rng.sample(NOUNS["standing"], 1)
+        self.surfaces = rng.sample(NOUNS["surfaces"], 1)
+        self.places = rng.sample(NOUNS["places"], 1)
+        self.adjectives = {
+            kind: [rng.sample(words, 2) for words in (known["first"], known["second"])]
+            for kind, known in ADJECTIVES.items()
+        }
 
     def chance(self, probability: float) -> bool:
         """True that often."""
@@ -120,10 +126,10 @@ class Phrases:
     def where(self, case: str, *, onward: bool = False) -> tuple[str, str]:
         """A place, in the dative of rest or the accusative of motion; `onward` says into, onto."""
         if self.chance(0.5):
-            (en, de), noun = self.rng.choice(_IN_PLACES), self.rng.choice(self.places)
+            (en, de), noun = self.rng.choice(WORDS["in_places"]), self.rng.choice(self.places)
             phrase = self._noun_phrase(noun, case, "place", 0)
         else:
-            (en, de), noun = self.rng.choice(_ON_SURFACES), self.rng.choice(self.surfaces)
+            (en, de), noun = self.rng.choice(WORDS["on_surfaces"]), self.rng.choice(self.surfaces)
             phrase = self._noun_phrase(noun, case, "thing", 0)
         onto = "to" * (onward and en in ("in", "on"))
         further = self.where("dat") if case == "acc" and self.chance(0.03) else ("", "")
@@ -131,8 +137,8 @@ class Phrases:
 
     def stuff(self, case: str) -> tuple[str, str]:
         """Something uncounted, without an article: its adjective alone shows the case."""
-        noun = self.rng.choice(nouns.STUFF)
-        english, stem = self.rng.choice(nouns.OF_STUFF)
+        noun = self.rng.choice(NOUNS["stuff"])
+        english, stem = self.rng.choice(WORDS["of_stuff"])
         german = adjective(stem, "", case, noun.gender)
         return f"{english} {noun.english}", f"{german} {noun.singular(case)}"
 
@@ -152,8 +158,7 @@ class Phrases:
 
     def _named(self, noun: Noun, case: str, gender: str, kind: str, after: str) -> tuple[str, str]:
         """Up to two adjectives and the noun, as they stand after a determiner."""
-        known = self.adjectives[kind]
-        groups = (known.first, known.second)
+        groups = self.adjectives[kind]
         described = [self.rng.choice(group) for group in groups if self.chance(0.15)]
         english = noun.english_plural if gender == "p" else noun.english
         german = noun.plural_form(case) if gender == "p" else noun.singular(case)
@@ -213,20 +218,20 @@ class Phrases:
 
     def _who(self, head: Phrase) -> tuple[str, str]:
         if self.chance(0.5):
-            verb, other = self.rng.choice(verbs.OF_A_THING), self.thing("acc", 0)
+            verb, other = self.rng.choice(VERBS["of_a_thing"]), self.thing("acc", 0)
         else:
-            verb, other = self.rng.choice(verbs.WITH_DATIVE), self.person("dat", 0)
+            verb, other = self.rng.choice(VERBS["with_dative"]), self.person("dat", 0)
         does = conjugate(self.rng, verb, plural=head.is_plural)
         relative = RELATIVE["nom", head.gender]
         return f"who {does.en} {other.en}", f"{relative} {other.de} {does.final}"
 
     def _whom(self, head: Phrase) -> tuple[str, str]:
         if self.chance(0.5):
-            return self._seen(head, "whom", self.rng.choice(verbs.WITH_DATIVE), "dat")
-        return self._seen(head, "whom", self.rng.choice(verbs.OF_A_PERSON), "acc")
+            return self._seen(head, "whom", self.rng.choice(VERBS["with_dative"]), "dat")
+        return self._seen(head, "whom", self.rng.choice(VERBS["of_a_person"]), "acc")
 
     def _that(self, head: Phrase) -> tuple[str, str]:
-        return self._seen(head, "that", self.rng.choice(verbs.OF_ANYTHING), "acc")
+        return self._seen(head, "that", self.rng.choice(VERBS["of_anything"]), "acc")
 
     def _seen(self, head: Phrase, english: str, verb: Verb, case: str) -> tuple[str, str]:
         """The head is the object of its clause."""

@@ -1,0 +1,1 @@
+"""English sentences beside their German: vocabulary.toml holds the words, the files the rules."""
