@@ -80,10 +80,13 @@ def test_what_is_saved_for_backward_is_counted_in_training_alone():
 def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):
     plan = Plan(variants=("random", "lightconv"), views=("causal", "padded"), lengths=(128,))
     lines = {(name, view): (path, reason) for name, view, _, path, reason in explain(plan)}
-    assert lines["random", "causal"] == ("table", "no token has a say")
+    assert lines["random", "causal"] == ("table", "the logits do not depend on the input")
     monkeypatch.setattr(explain_module.fast, "has_kernel", lambda device: True)
     compiled = {(name, view): reason for name, view, _, _, reason in explain(plan)}
-    assert compiled["random", "causal"] == "no token has a say; by the compiled kernel"
+    assert (
+        compiled["random", "causal"]
+        == "the logits do not depend on the input; by the compiled kernel"
+    )
     assert compiled["dot", "causal"] == lines["dot", "causal"][1]
     assert lines["dot", "padded"][0] == "fused"
     assert lines["lightconv", "padded"][0] == "its own"

@@ -36,10 +36,10 @@ def test_tables_and_mixing_weights_have_their_own_group():
     assert tables == {"mix", "parts.0.table", "parts.1.rows", "parts.1.columns"}
 
 
-def test_a_relative_bias_is_no_table_of_a_synthesis():
+def test_a_relative_bias_is_a_table():
     model = tiny_model("random", positions="relative")
     groups = group_of(model, build_optimizer(model, Train()))
-    assert groups["relative.table"] == "decayed"
+    assert groups["relative.table"] == "tables"
     assert groups["layers.0.attention.synthesis.table"] == "tables"
 
 

@@ -14,7 +14,7 @@ def test_the_table_of_variants_is_the_codes_own():
     for variant in variants().values():
         row = (
             f"| `{variant.name}` | {variant.paper} | {variant.equation} "
-            f"| {variant.parameters} | {variant.looks_at} |"
+            f"| {variant.parameters} | {variant.depends_on} |"
         )
         assert row in README
 

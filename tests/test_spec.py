@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from synthesizer.attention.baselines import BASELINES
@@ -102,12 +104,23 @@ def test_bad_layers_say_what_is_wrong(spec, text):
     assert text in str(error.value)
 
 
-def test_the_table_read_without_torch_is_the_table():
+def test_the_table_of_facts_agrees_with_the_classes():
     assert list(variants()) == [*SYNTHESES, "none", *BASELINES]
     for name, cls in {**SYNTHESES, **BASELINES}.items():
         assert variants()[name].equation == cls.__doc__.splitlines()[0]
-        assert variants()[name].parameters == cls.parameter_count
         assert variants()[name].baseline is (name in BASELINES)
+
+
+@pytest.mark.parametrize("name", SYNTHESES)
+def test_the_facts_of_a_synthesizing_function_are_those_of_its_module(name):
+    module, facts = build_synthesis(name, SIZE), variants()[name]
+    assert facts.depends_on_input is module.depends_on_input
+    assert facts.depends_on_pairs is module.depends_on_pairs
+    named = [*module.tables, *module.weights]
+    learned = sum(p.numel() for key, p in module.named_parameters() if key in named)
+    sizes = {"D": 12, "H": 3, "N": 20, "k": 8, "a": 5, "b": 4}
+    formula = re.sub(r"(?<=\w) (?=[\w(])", "*", facts.parameters).replace("^", "**")
+    assert eval(formula, sizes) == learned
 
 
 def test_a_layer_without_weights_is_known_from_the_spec():

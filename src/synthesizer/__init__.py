@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from synthesizer.attention.baselines import BASELINES
     from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer.attention.mixers import build_mixer
-    from synthesizer.attention.synthesis import SYNTHESES, Size, build_synthesis
+    from synthesizer.attention.synthesis import (
+        SYNTHESES,
+        Size,
+        Synthesis,
+        build_synthesis,
+        register_synthesis,
+    )
     from synthesizer.models.backbone import SynthesizerModel
     from synthesizer.models.cache import SynthesizerCache
     from synthesizer.models.config import SynthesizerConfig
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
         SynthesizerForConditionalGeneration,
         SynthesizerForSequenceClassification,
     )
+    from synthesizer.spec import import_modules
 
 __version__ = "0.1.0"
 
@@ -30,7 +37,10 @@ _HOME = {
     "ValueCache": "attention.layer",
     "Size": "attention.synthesis",
     "SYNTHESES": "attention.synthesis",
+    "Synthesis": "attention.synthesis",
     "build_synthesis": "attention.synthesis",
+    "register_synthesis": "attention.synthesis",
+    "import_modules": "spec",
     "BASELINES": "attention.baselines",
     "build_mixer": "attention.mixers",
     "SynthesizerCache": "models.cache",
@@ -46,6 +56,7 @@ __all__ = [
     "SYNTHESES",
     "CrossAttention",
     "Size",
+    "Synthesis",
     "SynthesizerCache",
     "SynthesizerConfig",
     "SynthesizerForCausalLM",
@@ -57,6 +68,8 @@ __all__ = [
     "ValueCache",
     "build_mixer",
     "build_synthesis",
+    "import_modules",
+    "register_synthesis",
 ]
 
 

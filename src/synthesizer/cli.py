@@ -31,22 +31,27 @@ Synthesis = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, overrides any key of the recipe.")
 ]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Module or .py file that registers your own functions."),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a bar.")]
 RunDir = Annotated[Path, typer.Argument(help="A run directory.")]
 Which = Annotated[str | None, typer.Option(help="best, last or averaged; by default model/.")]
 
 
 @app.command(name="list")
-def list_variants() -> None:
-    """List the variants: what each computes, learns and looks at."""
-    from synthesizer.spec import ALIASES, variants
+def list_variants(imports: Imports = None) -> None:
+    """List the variants: what each computes, learns and depends on."""
+    from synthesizer.spec import ALIASES, import_modules, variants
 
-    table = Table("name", "paper", "what it computes", "parameters", "looks at")
+    import_modules(imports or ())
+    table = Table("name", "paper", "what it computes", "parameters", "depends on")
     for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
         if variant.baseline:
             table.add_section()
         facts = (variant.name, variant.paper, variant.equation, variant.parameters)
-        table.add_row(*map(escape, facts), variant.looks_at)
+        table.add_row(*map(escape, facts), variant.depends_on)
     _print(table)
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     _say("D d_model, H heads, K = D/H, N max_len; biases aside.")
@@ -73,6 +78,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe, or a .toml file.")],
     synthesis: Synthesis = None,
     overrides: Overrides = None,
+    imports: Imports = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory; by default runs/RECIPE/SYNTHESIS/seedN.")
     ] = None,
@@ -86,7 +92,9 @@ def train(
     from synthesizer.experiment.recipe import load_recipe
     from synthesizer.experiment.run import Run, default_path
 
-    loaded = load_recipe(recipe, synthesis=synthesis, overrides=overrides or ())
+    loaded = load_recipe(
+        recipe, synthesis=synthesis, overrides=overrides or (), imports=imports or ()
+    )
     _quiet_libraries()
     if check:
         from synthesizer.training.preview import describe
@@ -116,8 +124,12 @@ def evaluate(
     run: RunDir,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     checkpoint: Which = None,
+    imports: Imports = None,
 ) -> None:
     """Measure a finished run on a split of its data."""
+    from synthesizer.spec import import_modules
+
+    import_modules(imports or ())
     _one_of("--split", split, ("train", "validation", "test"))
     _one_of("--checkpoint", checkpoint, (None, "best", "last", "averaged"))
     _quiet_libraries()
@@ -137,6 +149,7 @@ def generate(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     seed: Annotated[int, typer.Option(help="Of --sample.")] = 1,
     checkpoint: Which = None,
+    imports: Imports = None,
 ) -> None:
     """Answer each line of stdin with a line of stdout, in order.
 
@@ -148,8 +161,10 @@ def generate(
     import torch
 
     from synthesizer.experiment.run import Run
+    from synthesizer.spec import import_modules
     from synthesizer.training.generate import Answerer, Asked
 
+    import_modules(imports or ())
     torch.manual_seed(seed)
     asked = Asked(beam, sample, batch_size, max_new_tokens)
     answerer = Answerer(Run(run), asked, checkpoint)
@@ -182,6 +197,7 @@ def compare(
     baselines: Annotated[bool, typer.Option("--baselines", help="Add the other systems.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the single runs, and stop.")] = False,
     overrides: Overrides = None,
+    imports: Imports = None,
     plain: Plain = False,
     out: Annotated[
         Path | None, typer.Option(help="Study directory; by default runs/RECIPE-HASH.")
@@ -205,6 +221,7 @@ def compare(
         quick=quick,
         baselines=baselines,
         overrides=tuple(overrides or ()),
+        imports=tuple(imports or ()),
         out=out,
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
@@ -223,8 +240,12 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Where the files go; by default the first DIR.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Turn run directories into report.html, report.md and table.csv."""
+    from synthesizer.spec import import_modules
+
+    import_modules(imports or ())
     _report(dirs, out)
 
 
@@ -258,6 +279,7 @@ def bench(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say which path each variant takes, and stop.")
     ] = False,
+    imports: Imports = None,
     out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("bench"),
     plain: Plain = False,
 ) -> None:
@@ -266,7 +288,9 @@ def bench(
     import torch
 
     from synthesizer.benchmark import measure
+    from synthesizer.spec import import_modules
 
+    import_modules(imports or ())
     torch.set_num_threads(threads)
     defaults = measure.Plan()
     plan = measure.Plan(

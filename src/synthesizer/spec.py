@@ -7,15 +7,17 @@
     random*3,dot*3                   per layer, first layer first
     R+V, FR, D+V                     the paper's short names
 
-Nothing here imports torch: the tables of variants are read from the sources that hold them.
+Nothing here imports torch. What is known of each name stands in one table, to which a user adds a
+function by synthesizer.register_synthesis; `import_modules` runs the file that does so.
 """
 
-import ast
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +59,191 @@ class Term:
 
 @dataclass(frozen=True)
 class Variant:
-    """What the tables say of one name; parameters are those beside values and output."""
+    """What is known of one name; parameters are those beside values and output, biases aside."""
 
     name: str
-    paper: str
+    paper: str  # its name in the paper, or the paper it is from
     equation: str
     parameters: str
-    looks_at: str
-    baseline: bool = False
+    depends_on_input: bool  # False: the logits are the same for every input
+    depends_on_pairs: bool  # True: the logit of a query and a key reads both tokens
+    baseline: bool = False  # another token mixer, which makes no logits that could be mixed
+    module: str = ""  # the user's module or file that registered it; "" for ours
+
+    @property
+    def depends_on(self) -> str:
+        """What the logits depend on, in words for tables."""
+        if self.name == NONE:
+            return ""
+        if not self.depends_on_input:
+            return "position only"
+        return "every pair of tokens" if self.depends_on_pairs else "the query token"
+
+
+_VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(
+            "dot",
+            "V",
+            "B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention.",
+            "2 D^2",
+            depends_on_input=True,
+            depends_on_pairs=True,
+        ),
+        Variant(
+            "random",
+            "R",
+            "B = R, a learned (N, N) table per head.",
+            "H N^2",
+            depends_on_input=False,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            "fixed_random",
+            "Fix",
+            "B = R, an (N, N) table per head, drawn once, saved and never trained.",
+            "0",
+            depends_on_input=False,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            "factorized_random",
+            "FR",
+            "B = R1 R2^T, both (N, k) and learned, k << N.",
+            "2 H N k",
+            depends_on_input=False,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            "dense",
+            "D",
+            "B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits.",
+            "D^2 + D N",
+            depends_on_input=True,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            "factorized_dense",
+            "FD",
+            "B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1)).",
+            "D^2 + D (a + b)",
+            depends_on_input=True,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            NONE,
+            "",
+            "No self-attention sublayer: the control that shows whether a task needs one.",
+            "0",
+            depends_on_input=False,
+            depends_on_pairs=False,
+        ),
+        Variant(
+            "lightconv",
+            "Wu et al. 2019",
+            "Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head.",
+            "D^2 + H kernel",
+            depends_on_input=False,
+            depends_on_pairs=False,
+            baseline=True,
+        ),
+        Variant(
+            "dynamicconv",
+            "Wu et al. 2019",
+            "Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated.",
+            "D^2 + D H kernel",
+            depends_on_input=True,
+            depends_on_pairs=False,
+            baseline=True,
+        ),
+        Variant(
+            "linformer",
+            "Wang et al. 2020",
+            "Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V, E and F learned (N, k).",
+            "2 D^2 + 2 N k",
+            depends_on_input=True,
+            depends_on_pairs=True,
+            baseline=True,
+        ),
+    )
+}
+
+
+def variants() -> dict[str, Variant]:
+    """Every synthesizing function, 'none' and the baselines by name; the user's own come last."""
+    return dict(_VARIANTS)
+
+
+def register_variant(variant: Variant) -> None:
+    """Add a name of the user's own; registering the same one again replaces it."""
+    name = variant.name
+    old = _VARIANTS.get(name)
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise UserError(f"synthesis name {name!r}; use lower case letters, digits and _")
+    if name in ALIASES or (old is not None and (not old.module or old.module != variant.module)):
+        where = f" by {old.module}" if old is not None and old.module else ""
+        raise UserError(f"synthesis {name!r} is already registered{where}; choose another name")
+    _VARIANTS[name] = variant
+
+
+_FILES: dict[str, str] = {}
+"""The path of each file that import_modules has run, by the name of its module."""
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules by name, or .py files by path, so that they register their functions."""
+    for name in names:
+        path = Path(name).resolve()
+        try:
+            if path.suffix != ".py":
+                if (here := str(Path.cwd())) not in sys.path:
+                    sys.path.append(here)  # a console script does not look where it is run
+                import_module(name)
+            elif str(path) not in _FILES.values():
+                _run_file(path)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"importing {name!r} failed with {type(error).__name__}: {error}; "
+                "give the name of a module that Python finds, or the path to a .py file"
+            ) from error
+
+
+def defining_module(cls: type) -> str:
+    """What import_modules has to be given so that this class is defined."""
+    return _FILES.get(cls.__module__, cls.__module__)
+
+
+def unregistered(specs: Iterable[str]) -> list[str]:
+    """The names in some specs that nothing has registered yet."""
+    names = re.findall(r"(?:^|[+,])\s*([^+,:*\s]+)", ",".join(specs))
+    return [name for name in names if name not in _VARIANTS and name not in ALIASES]
+
+
+def require_registered(specs: Iterable[str], imports: Iterable[str]) -> None:
+    """Refuse a name that is only known once a module of the user's own is imported."""
+    unknown, modules = unregistered(specs), ", ".join(imports)
+    if unknown and modules:
+        raise UserError(
+            f"synthesis {unknown[0]!r} is not registered here; it was defined in {modules}: "
+            "import that first (synthesizer.import_modules, or --import on the command line)"
+        )
+
+
+def _run_file(path: Path) -> None:
+    module_name = f"imported_{path.stem}"  # a user's random.py does not hide Python's
+    found = util.spec_from_file_location(module_name, path)
+    if found is None or found.loader is None or not path.exists():
+        raise UserError(f"there is no file {path}; give the path to a .py file")
+    module = util.module_from_spec(found)
+    _FILES[module_name], sys.modules[module_name] = str(path), module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del _FILES[module_name], sys.modules[module_name]
+        raise
 
 
 def parse_spec(spec: str) -> tuple[Term, ...]:
@@ -75,7 +254,7 @@ def parse_spec(spec: str) -> tuple[Term, ...]:
             f"synthesis {spec!r} mixes with 'none', which leaves the sublayer out; write it alone"
         )
     for term in terms:
-        if len(terms) > 1 and variants()[term.name].baseline:
+        if len(terms) > 1 and _VARIANTS[term.name].baseline:
             raise UserError(
                 f"synthesis {spec!r} mixes with {term.name!r}, a baseline that makes no logits "
                 "to add; write it alone, or per layer with commas"
@@ -116,31 +295,28 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
     return layers
 
 
-@cache
-def variants() -> dict[str, Variant]:
-    """Read the synthesizing functions, 'none' and the baselines, without importing torch."""
-    table = _read_table(Path(__file__).parent / "attention" / "synthesis.py", "SYNTHESES")
-    control = "no self-attention: the sublayer is left out, to show whether a task needs it at all"
-    others = _read_table(Path(__file__).parent / "attention" / "baselines.py", "BASELINES")
-    baselines = {name: replace(variant, baseline=True) for name, variant in others.items()}
-    return {**table, NONE: Variant(NONE, "", control, "0", ""), **baselines}
-
-
 def shows_weights(spec: str) -> bool:
     """Whether every layer of a spec that has a token mixer can show attention weights."""
     terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
-    return not any(variants()[term.name].baseline for term in terms)
+    return not any(_VARIANTS[term.name].baseline for term in terms)
+
+
+def modules_of(spec: str) -> list[str]:
+    """The user's modules that register what a spec names."""
+    terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
+    modules = dict.fromkeys(_VARIANTS[term.name].module for term in terms)
+    return [module for module in modules if module]
 
 
 def check_name(name: str, spec: str) -> None:
     """Refuse a name that is in no table, and offer the nearest."""
-    known = [*variants(), *ALIASES]
+    known = [*_VARIANTS, *ALIASES]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         inside = f" in {spec!r}" if name != spec else ""
         raise UserError(
-            f"unknown synthesis {name!r}{inside}; {hint}choose from {', '.join(variants())}"
+            f"unknown synthesis {name!r}{inside}; {hint}choose from {', '.join(_VARIANTS)}"
         )
 
 
@@ -168,9 +344,14 @@ def read_options(term: Term, cls: type) -> dict[str, Any]:
 
 def term_of(name: str, module: object) -> Term:
     """Write the term that builds this module, with the options that differ from their defaults."""
+    options = options_of(type(module))
+    if lost := [key for key in options if not hasattr(module, key)]:
+        raise UserError(
+            f"synthesis {name!r} does not keep its option {lost[0]}; set self.{lost[0]}"
+        )
     changed = [
         (key, value)
-        for key, parameter in options_of(type(module)).items()
+        for key, parameter in options.items()
         if (value := getattr(module, key)) != parameter.default
     ]
     return Term(name, tuple((key, str(+value)) for key, value in changed))  # +True is 1
@@ -202,27 +383,3 @@ def _parse_term(text: str, spec: str) -> Term:
             )
         pairs.append((key, value))
     return Term(ALIASES.get(name, name), tuple(pairs))
-
-
-def _read_table(path: Path, table: str) -> dict[str, Variant]:
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-    for node in body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if ast.unparse(target) != table:
-                continue
-            pairs = zip(node.value.keys, node.value.values, strict=True)
-            named = {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key}
-            return {name: _describe(name, classes[cls]) for name, cls in named.items()}
-    raise AssertionError(f"{path} holds no table {table}")
-
-
-def _describe(name: str, cls: ast.ClassDef) -> Variant:
-    facts = {
-        ast.unparse(node.targets[0]): ast.literal_eval(node.value)
-        for node in cls.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    }
-    equation = (ast.get_docstring(cls) or "").splitlines()[0]
-    return Variant(name, facts["paper"], equation, facts["parameter_count"], facts["looks_at"])

@@ -2,7 +2,7 @@
 
 LightConv and DynamicConv make the logits of convolution kernels and nothing else:
 
-    forward(x) -> logits (B, T, H, W), or (1, 1, H, W) where the tokens have no say
+    forward(x) -> logits (B, T, H, W), or (1, 1, H, W) if equal for all tokens
 
 Window, softmax, DropConnect and gates are convolution.py's. Linformer is a whole token mixer.
 Letters as in synthesis.py; W kernel width, R the k of Linformer.
@@ -23,11 +23,9 @@ from synthesizer.spec import require_positive
 
 
 class LightConv(nn.Module):
-    """Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head: the same at every token."""
+    """Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head."""
 
-    paper = "Wu et al. 2019"
-    parameter_count = "D^2 + H kernel"
-    looks_at = "nothing"
+    tables = ("table",)
     name = "lightconv"
 
     def __init__(self, size: Size, *, kernel: int = 31) -> None:
@@ -46,11 +44,8 @@ class LightConv(nn.Module):
 
 
 class DynamicConv(nn.Module):
-    """Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated: each token writes its own kernel."""
+    """Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated."""
 
-    paper = "Wu et al. 2019"
-    parameter_count = "D^2 + D H kernel"
-    looks_at = "its own token"
     name = "dynamicconv"
 
     def __init__(self, size: Size, *, kernel: int = 31) -> None:
@@ -99,11 +94,8 @@ class Weightless(nn.Module):
 
 
 class Linformer(Weightless):
-    """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V: E and F, learned (N, k), bring the length to k."""
+    """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V, E and F learned (N, k)."""
 
-    paper = "Wang et al. 2020"
-    parameter_count = "2 D^2 + 2 N k"
-    looks_at = "every pair"
     name = "linformer"
 
     def __init__(

@@ -158,7 +158,7 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         weights = self._weights(x, keys, values.shape[-2], attention_mask, position_ids, bias)
-        shared = self.synthesis.looks_at == "nothing"
+        shared = not self.synthesis.depends_on_input
         dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared)
         return self.output(look(dropped, values)), weights
 

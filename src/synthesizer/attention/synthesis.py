@@ -1,30 +1,41 @@
 """Where attention logits come from: the synthesizing functions of the paper, one class each.
 
-    keys(x) -> Tensor | None            what a cache must keep of the tokens looked at
+    keys(x) -> Tensor | None            what a cache must keep of the keys' tokens
     forward(x, keys, positions, key_positions) -> logits
-                                        (B, H, T, S), or (1, H, T, S) where the batch has no say
-    resize(max_len)                     grow or crop: what both lengths share stays, new is drawn
-    reset_parameters()                  draw anew
+                                        (B, H, T, S), or (1, H, T, S) if equal for all examples
+    resize(max_len)                     grow or crop: what both lengths share is kept
+    reset_parameters()                  initialize
 
-    x              (B, T, D)            the tokens that look
-    keys           (B, H, S, d_keys)    what keys(x) gave for the tokens looked at
-    positions      (T,) or (B, T)       where the tokens that look stand
-    key_positions  (S,) or (B, S)       where the tokens looked at stand
+    x              (B, T, D)            the query tokens
+    keys           (B, H, S, d_keys)    what keys(x) gave for the key tokens
+    positions      (T,) or (B, T)       positions of the queries
+    key_positions  (S,) or (B, S)       positions of the keys
 
-Masks, softmax, dropout and values are attention.py's, written there once.
-Letters: B batch, T queries, S keys, D model, H heads, K head width, N longest sequence, R rank.
+Masks, softmax, dropout and values are layer.py's, written there once.
+Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, R rank.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from synthesizer.attention.resize import resized
 from synthesizer.errors import UserError
-from synthesizer.spec import NONE, Term, parse_spec, read_options, require_positive, term_of
+from synthesizer.spec import (
+    NONE,
+    Term,
+    Variant,
+    defining_module,
+    parse_spec,
+    read_options,
+    register_variant,
+    require_positive,
+    term_of,
+)
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,43 @@ class Size:
         return self.d_model // self.num_heads
 
 
-class DotProduct(nn.Module):
-    """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): the Transformer's own, from every pair of tokens."""
+class Synthesis(nn.Module):
+    """Makes attention logits and nothing else; the base class of every synthesizing function.
 
-    paper = "V"
-    parameter_count = "2 D^2"
-    looks_at = "every pair"
+    A subclass says what each of its own parameters is. One that it does not name is refused, so
+    that none is trained with another's settings:
+
+        tables   learned per position or head, not per feature: step size train.table_rate times
+                 the learning rate, no weight decay
+        weights  trained as the weight of a linear layer
+        biases   trained as the bias of a linear layer: no weight decay
+    """
+
+    tables: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
+    biases: ClassVar[tuple[str, ...]] = ()
+    depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
+    depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
+    d_keys: int = 0  # the width of what keys(x) returns
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """Initialize every parameter and buffer of this module's own."""
+        raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len."""
+        raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")
+
+
+class DotProduct(Synthesis):
+    """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention."""
+
+    weights = ("wq", "wk")
+    depends_on_pairs = True
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -78,16 +120,14 @@ class DotProduct(nn.Module):
         return torch.einsum("bhtk,bhsk->bhts", queries, keys)
 
     def resize(self, max_len: int) -> None:
-        """Nothing here depends on the length."""
+        """No parameter depends on the length."""
 
 
-class Random(nn.Module):
-    """B = R, a learned (N, N) table per head: the tokens are never read."""
+class Random(Synthesis):
+    """B = R, a learned (N, N) table per head."""
 
-    paper = "R"
-    parameter_count = "H N^2"
-    looks_at = "nothing"
-    d_keys = 0
+    tables = ("table",)
+    depends_on_input = False
 
     def __init__(self, size: Size, *, std: float = 0.02) -> None:
         super().__init__()
@@ -99,9 +139,6 @@ class Random(nn.Module):
         """Start near zero: attention begins almost uniform, as in the authors' code."""
         self._draw(self.table)
 
-    def keys(self, x: Tensor) -> None:
-        return None
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         return _look_up(self.table, positions, key_positions)
 
@@ -112,13 +149,10 @@ class Random(nn.Module):
         nn.init.normal_(table, std=self.std)
 
 
-class FixedRandom(nn.Module):
-    """B = R, an (N, N) table per head drawn once, saved and never trained."""
+class FixedRandom(Synthesis):
+    """B = R, an (N, N) table per head, drawn once, saved and never trained."""
 
-    paper = "Fix"
-    parameter_count = "0"
-    looks_at = "nothing"
-    d_keys = 0
+    depends_on_input = False
     table: Tensor
 
     def __init__(self, size: Size, *, std: float = 1.0) -> None:
@@ -132,9 +166,6 @@ class FixedRandom(nn.Module):
         """Draw from N(0, 1): a table near zero that never moves would be mean pooling."""
         self._draw(self.table)
 
-    def keys(self, x: Tensor) -> None:
-        return None
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         return _look_up(self.table, positions, key_positions)
 
@@ -145,13 +176,11 @@ class FixedRandom(nn.Module):
         nn.init.normal_(table, std=self.std)
 
 
-class FactorizedRandom(nn.Module):
-    """B = R1 R2^T, both (N, k) and learned, k << N: the tokens are never read."""
+class FactorizedRandom(Synthesis):
+    """B = R1 R2^T, both (N, k) and learned, k << N."""
 
-    paper = "FR"
-    parameter_count = "2 H N k"
-    looks_at = "nothing"
-    d_keys = 0
+    tables = ("rows", "columns")
+    depends_on_input = False
 
     def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
         super().__init__()
@@ -166,9 +195,6 @@ class FactorizedRandom(nn.Module):
         self._draw(self.rows)
         self._draw(self.columns)
 
-    def keys(self, x: Tensor) -> None:
-        return None
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         rows, columns = _at(self.rows.mT, positions), _at(self.columns.mT, key_positions)
         return torch.einsum("bhrt,bhrs->bhts", rows, columns)
@@ -181,13 +207,11 @@ class FactorizedRandom(nn.Module):
         nn.init.normal_(factor, std=(self.std / math.sqrt(self.k)) ** 0.5)
 
 
-class Dense(nn.Module):
-    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token writes its own row, blind to the others."""
+class Dense(Synthesis):
+    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits."""
 
-    paper = "D"
-    parameter_count = "D^2 + D N"
-    looks_at = "its own token"
-    d_keys = 0
+    weights = ("w1", "w2")
+    biases = ("b1", "b2")
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -203,9 +227,6 @@ class Dense(nn.Module):
         nn.init.zeros_(self.b1)
         nn.init.zeros_(self.b2)
 
-    def keys(self, x: Tensor) -> None:
-        return None
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
         columns, offsets = _at(self.w2, key_positions), _at(self.b2, key_positions)
@@ -216,13 +237,11 @@ class Dense(nn.Module):
         self.b2 = nn.Parameter(resized(self.b2, (1,), max_len, nn.init.zeros_))
 
 
-class FactorizedDense(nn.Module):
-    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1)): an outer product."""
+class FactorizedDense(Synthesis):
+    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1))."""
 
-    paper = "FD"
-    parameter_count = "D^2 + D (a + b)"
-    looks_at = "its own token"
-    d_keys = 0
+    weights = ("w1", "wa", "wb")
+    biases = ("b1", "ba", "bb")
 
     def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
         super().__init__()
@@ -241,9 +260,6 @@ class FactorizedDense(nn.Module):
         for bias in (self.b1, self.ba, self.bb):
             nn.init.zeros_(bias)
 
-    def keys(self, x: Tensor) -> None:
-        return None
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         """Tile one factor, repeat the other, and multiply: all a b columns differ."""
         hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
@@ -258,7 +274,7 @@ class FactorizedDense(nn.Module):
         self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
 
 
-SYNTHESES = {
+SYNTHESES: dict[str, type[Synthesis]] = {
     "dot": DotProduct,
     "random": Random,
     "fixed_random": FixedRandom,
@@ -268,22 +284,20 @@ SYNTHESES = {
 }
 
 
-Part = DotProduct | Random | FixedRandom | FactorizedRandom | Dense | FactorizedDense
-
-
-class Mixture(nn.Module):
+class Mixture(Synthesis):
     """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
 
-    parts: Sequence[Part]
+    tables = ("mix",)
+    parts: Sequence[Synthesis]
 
-    def __init__(self, parts: Sequence[Part], num_heads: int) -> None:
+    def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.mix = _empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]
         self.d_keys = sum(self.widths)
-        reach = ("nothing", "its own token", "every pair")
-        self.looks_at = max((part.looks_at for part in parts), key=reach.index)
+        self.depends_on_input = any(part.depends_on_input for part in parts)
+        self.depends_on_pairs = any(part.depends_on_pairs for part in parts)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -314,7 +328,34 @@ class Mixture(nn.Module):
             part.resize(max_len)
 
 
-Synthesis = Part | Mixture
+S = TypeVar("S", bound=type[Synthesis])
+
+
+def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> Callable[[S], S]:
+    """Register a synthesizing function of your own, so that a spec may name it.
+
+        @register_synthesis("decay", parameters="H")
+        class Decay(Synthesis): ...
+
+    The first line of its docstring is its equation in `synthesizer list`; `parameters` counts what
+    it learns and `paper` cites it, both for display. Its keyword-only arguments, kept as
+    attributes, are the options of a spec: "decay:k=3".
+    """
+
+    def register(cls: S) -> S:
+        for method in ("forward", "reset_parameters"):
+            if not issubclass(cls, Synthesis) or method not in vars(cls):
+                raise UserError(
+                    f"{cls.__name__}, to be registered as {name!r}, must be a class derived from "
+                    f"synthesizer.Synthesis that defines {method}()"
+                )
+        facts = (name, paper, (cls.__doc__ or "").split("\n")[0], parameters)
+        reads = (cls.depends_on_input, cls.depends_on_pairs)
+        register_variant(Variant(*facts, *reads, module=defining_module(cls)))
+        SYNTHESES[name] = cls
+        return cls
+
+    return register
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
@@ -336,14 +377,22 @@ def spec_of(synthesis: Synthesis) -> str:
     return str(term_of(name, synthesis))
 
 
-def _build_part(term: Term, size: Size) -> Part:
+def _build_part(term: Term, size: Size) -> Synthesis:
     if term.name not in SYNTHESES:
         raise UserError(
             f"synthesis {term.name!r} is a baseline and makes no logits; "
             "build it with build_mixer, or in a model"
         )
     cls = SYNTHESES[term.name]
-    return cls(size, **read_options(term, cls))
+    part = cls(size, **read_options(term, cls))
+    declared = {*part.tables, *part.weights, *part.biases}
+    for name, _ in part.named_parameters(recurse=False):
+        if name not in declared:
+            raise UserError(
+                f"synthesis {term.name!r} does not say what its parameter {name!r} is; name it in "
+                f"{cls.__name__}.tables, .weights or .biases"
+            )
+    return part
 
 
 def _sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:

@@ -27,19 +27,28 @@ from synthesizer.benchmark.cases import (
 )
 from synthesizer.benchmark.clock import Timing, gemm_rate, time_in_turn
 from synthesizer.errors import UserError
+from synthesizer.spec import variants
 from synthesizer.training.meter import clock_name, peak_memory
 
 BASELINE = "dot"
 VIEWS = ("causal", "full", "padded")
-TABLES = ("random", "fixed_random", "factorized_random")
 VARIANTS = (
-    *TABLES,
+    "random",
+    "fixed_random",
+    "factorized_random",
     "dense",
     "factorized_dense",
     "random+dense",
     "random+dot",
     "dense+dot",
 )
+
+
+def can_freeze(name: str) -> bool:
+    """Whether a name is of one table that freeze() can hold the softmax of."""
+    variant = variants().get(name)
+    return variant is not None and not (variant.depends_on_input or variant.baseline)
+
 
 Tell = Callable[[int, int, str], None]
 """Told how many of how many measurements are done, and what comes next."""
@@ -93,7 +102,7 @@ class Plan:
         """Who is compared in a setting, dot first."""
         names = [BASELINE, *[name for name in self.variants if name != BASELINE]]
         if setting.mode in ("inference", "decode") and "padded" not in setting.view:
-            names += [name + FROZEN for name in self.variants if name in TABLES]
+            names += [name + FROZEN for name in self.variants if can_freeze(name)]
         if self.peers and setting.mode in ("train", "inference"):
             names += list(PEERS)
         if self.peers and setting.mode in ("lm", "decode"):

@@ -168,6 +168,7 @@ class Recipe(_Part):
     seed: Annotated[int, Field(ge=0)] = 1
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
+    imports: tuple[str, ...] = ()  # modules or .py files that register functions of the user's own
     paper: str | None = None  # key into paper.toml
     chosen_for: str | None = None  # whose validation score chose lr and table_rate, in words
     data: Data = Data()
@@ -183,12 +184,21 @@ class Recipe(_Part):
 
 
 def load_recipe(
-    name_or_path: str | Path, *, synthesis: str | None = None, overrides: Iterable[str] = ()
+    name_or_path: str | Path,
+    *,
+    synthesis: str | None = None,
+    overrides: Iterable[str] = (),
+    imports: Iterable[str] = (),
 ) -> Recipe:
-    """Read a built-in recipe by name or a TOML file by path, then apply `key=value` overrides."""
+    """Read a built-in recipe by name or a TOML file by path, then apply `key=value` overrides.
+
+    `imports` are added to those of the recipe.
+    """
     values, origin = _read(name_or_path)
     if synthesis is not None:
         values["synthesis"] = synthesis
+    if imports := list(imports):
+        values["imports"] = [*values.get("imports", []), *imports]
     for override in overrides:
         _apply(values, override)
     return _resolve(_validate(values, origin), origin)
@@ -375,7 +385,9 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
         "d_ff": model.d_ff or 4 * model.d_model,
         "decoder_max_len": model.decoder_max_len or model.max_len,
     }
-    return recipe.model_copy(update={"model": model.model_copy(update=derived)})
+    files = [str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.imports]
+    model = model.model_copy(update=derived)
+    return recipe.model_copy(update={"model": model, "imports": tuple(dict.fromkeys(files))})
 
 
 def _refuse_idle_keys(recipe: Recipe, origin: str) -> None:

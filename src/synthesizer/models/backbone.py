@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 from synthesizer.attention.baselines import BASELINES
 from synthesizer.attention.masks import check_mask, locate, too_long
 from synthesizer.attention.mixers import spec_of_mixer
-from synthesizer.attention.synthesis import SYNTHESES, Mixture, Size
+from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
@@ -24,8 +24,14 @@ from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
 from synthesizer.models.universal import Halting, UniversalStack, build_stack
 from synthesizer.spec import NONE, expand_layers
 
-PARTS = (*SYNTHESES.values(), Mixture, *BASELINES.values())
-DRAW_THEMSELVES = (*PARTS, RelativeBias, Halting, nn.LayerNorm, nn.RMSNorm)
+DRAW_THEMSELVES = (
+    Synthesis,
+    *BASELINES.values(),
+    RelativeBias,
+    Halting,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
 
 
 class Wanted(NamedTuple):
@@ -48,7 +54,7 @@ class SynthesizerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Draw one module anew; Hugging Face skips what a checkpoint has filled."""
         if isinstance(module, DRAW_THEMSELVES):
-            module.reset_parameters()  # type: ignore[operator]
+            module.reset_parameters()
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:

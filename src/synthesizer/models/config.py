@@ -11,7 +11,14 @@ from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
 from synthesizer.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
 from synthesizer.sizes import DEFAULTS, PRESETS
-from synthesizer.spec import NONE, expand_layers, shows_weights, split_layers
+from synthesizer.spec import (
+    NONE,
+    expand_layers,
+    modules_of,
+    require_registered,
+    shows_weights,
+    split_layers,
+)
 
 KINDS = ("decoder", "encoder", "encoder_decoder")
 POOLINGS = ("cls", "mean")
@@ -35,6 +42,8 @@ class SynthesizerConfig(PreTrainedConfig):
     universal          one layer's weights in all num_layers steps; each token may stop earlier
     halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
     ponder_cost        how much a step costs in the loss, in training only
+    imports            set by the config itself: modules that register the user's own functions in
+                       its specs. They are not imported on loading; an error then names them
     """
 
     model_type = "synthesizer"
@@ -69,6 +78,7 @@ class SynthesizerConfig(PreTrainedConfig):
     universal: bool = DEFAULTS.universal
     halting_epsilon: float | int = DEFAULTS.halting_epsilon
     ponder_cost: float | int = DEFAULTS.ponder_cost
+    imports: list[str] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = DEFAULTS.tie_word_embeddings
     pad_token_id: int | None = 0
@@ -84,8 +94,11 @@ class SynthesizerConfig(PreTrainedConfig):
         return cls(**{**PRESETS[name], **changes})
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
+        specs = (self.synthesis, self.decoder_synthesis)
+        require_registered(specs, self.imports or ())
         self._check_choices()
         self._check_universal()
+        self.imports = modules_of(",".join(filter(None, specs))) or None
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         self.decoder_max_len = self.decoder_max_len or self.max_len
         decoder = self.decoder_synthesis or self.synthesis

@@ -66,6 +66,8 @@ class FeedForward(nn.Module):
 class RelativeBias(nn.Module):
     """T5's bias: one learned number per head and bucket of distances, the same in every layer."""
 
+    tables = ("table",)
+
     def __init__(
         self, num_heads: int, *, causal: bool, num_buckets: int = 32, max_distance: int = 128
     ) -> None:

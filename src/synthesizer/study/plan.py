@@ -14,7 +14,7 @@ from synthesizer.data.sources import data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.run import STUDY, spec_folder, write_atomically
-from synthesizer.spec import TABLE_2, normalize_spec, variants
+from synthesizer.spec import TABLE_2, import_modules, normalize_spec, unregistered, variants
 from synthesizer.study.guess import Guess, infer_recipe, is_data
 
 CONTROL = "random+dot"  # whose parameters the second dot row has
@@ -39,6 +39,7 @@ class Asked:
     quick: bool = False
     baselines: bool = False
     overrides: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     out: Path | None = None
     command: str = "synthesizer compare"
 
@@ -76,7 +77,10 @@ class Plan:
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
         return load_recipe(
-            self.base, synthesis=row.spec, overrides=self._changes(row, seed, changes)
+            self.base,
+            synthesis=row.spec,
+            overrides=self._changes(row, seed, changes),
+            imports=self.asked.imports,
         )
 
     def path(self, row: Row, seed: int) -> Path:
@@ -87,6 +91,7 @@ class Plan:
         """The command that makes one run alone."""
         sets = [word for change in self._changes(row, seed) for word in ("--set", change)]
         place = ["--out", str(self.path(row, seed))]
+        sets += [word for name in self.asked.imports for word in ("--import", name)]
         return shlex.join(
             ["synthesizer", "train", self.base, "--synthesis", row.spec, *sets, *place]
         )
@@ -140,7 +145,9 @@ def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned rates."""
     _check(asked)
     base, overrides, words = _begin(asked)
-    recipe = load_recipe(base, overrides=overrides)
+    recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
+    if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
+        import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint = _fingerprint(recipe)
     identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]

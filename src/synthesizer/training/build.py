@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
+from synthesizer.spec import import_modules, unregistered
 
 
 def build_config(
@@ -33,6 +35,12 @@ def build_config(
 def rough_config(recipe: Recipe) -> SynthesizerConfig:
     """The settings as far as they are known without data."""
     return SynthesizerConfig(**_chosen(recipe), vocab_size=recipe.text.vocab_size)
+
+
+def import_functions(recipe: Recipe) -> None:
+    """Import what registers the functions that a recipe names, unless they are known already."""
+    if unregistered((recipe.synthesis, recipe.decoder_synthesis or "")):
+        import_modules(recipe.imports)
 
 
 def build_model(
@@ -75,6 +83,7 @@ def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
         raise UserError(
             f"train.start_from={run} holds no model/; name the directory of a finished run"
         )
+    import_functions(Run(run).recipe())
     old_config = SynthesizerConfig.from_pretrained(home)
     old: SynthesizerPreTrainedModel = MODELS[str(old_config.kind)].from_pretrained(home)
     lengths = (config.max_len, config.decoder_max_len)
@@ -114,6 +123,7 @@ def unique_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _chosen(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says of the model."""
+    import_functions(recipe)
     return {
         **recipe.model.model_dump(),
         "synthesis": recipe.synthesis,

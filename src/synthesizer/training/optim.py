@@ -7,9 +7,6 @@ from torch import Tensor, nn, optim
 from synthesizer.experiment.recipe import Train
 from synthesizer.training.adafactor import Adafactor
 
-TABLES = ("table", "rows", "columns", "mix")
-"""What a synthesizing function learns without reading a token: it gets its own step size."""
-
 
 def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
     """Adam, AdamW or Adafactor over three groups: tables, what decays, and what does not.
@@ -24,35 +21,30 @@ def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
 
 
 def group_parameters(model: nn.Module, train: Train) -> list[dict[str, object]]:
-    """Tables at `table_rate` times the rate; no decay of tables, norms and biases.
+    """Tables at `table_rate` times the learning rate; no decay of tables, norms and biases.
 
-    A T5 relative bias is no table of a synthesis, whatever its name: it is shared by all layers and
-    moves at the rate of the model around it, as in T5.
+    A module names its own tables and biases (its attributes `tables` and `biases`).
     """
-    tables: list[Tensor] = []
-    decayed: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if is_table(name):
-            tables.append(parameter)
-        elif parameter.dim() > 1 and not _is_bias(name):
-            decayed.append(parameter)
-        else:
-            others.append(parameter)
-    named = {
-        "tables": {"params": tables, "scale": train.table_rate, "weight_decay": 0.0},
-        "decayed": {"params": decayed, "scale": 1.0, "weight_decay": train.weight_decay},
-        "others": {"params": others, "scale": 1.0, "weight_decay": 0.0},
-    }
-    return [{**group, "name": name} for name, group in named.items() if group["params"]]
-
-
-def is_table(name: str) -> bool:
-    """Whether a parameter of this name is a table of a synthesizing function."""
-    *home, last = name.split(".")
-    return "synthesis" in home and last in TABLES
+    groups: dict[str, list[Tensor]] = {"tables": [], "decayed": [], "others": []}
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))  # a tied weight counts once
+            if name in getattr(module, "tables", ()):
+                groups["tables"].append(parameter)
+            elif parameter.dim() > 1 and name not in getattr(module, "biases", ()):
+                groups["decayed"].append(parameter)
+            else:
+                groups["others"].append(parameter)
+    scales = {"tables": train.table_rate, "decayed": 1.0, "others": 1.0}
+    decays = {"tables": 0.0, "decayed": train.weight_decay, "others": 0.0}
+    return [
+        {"params": params, "scale": scales[name], "weight_decay": decays[name], "name": name}
+        for name, params in groups.items()
+        if params
+    ]
 
 
 def learning_rate(step: int, train: Train) -> float:
@@ -73,8 +65,3 @@ def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
     """Give every group its multiple of the rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
-
-
-def _is_bias(name: str) -> bool:
-    """Biases of a synthesis carry a heads axis, so their shape does not tell."""
-    return name.rpartition(".")[2] in ("bias", "b1", "b2", "ba", "bb")

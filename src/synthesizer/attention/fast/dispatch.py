@@ -89,8 +89,8 @@ def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
         return Choice("plain", "so short that all pairs fit the cache")
     if call.standing == COUNTED and _cannot_pack(call):
         return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
-    if synthesis.looks_at == "nothing":
-        return Choice("table", "no token has a say")
+    if not synthesis.depends_on_input:
+        return Choice("table", "the logits do not depend on the input")
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
     return Choice("blocks", "terms of the tokens")
@@ -99,7 +99,7 @@ def _choose_by_kind(synthesis: Synthesis, call: Call, path: str) -> Choice:
 def _is_small(synthesis: Synthesis, call: Call) -> bool:
     """Whether blocks would only cost; a single row, as in decoding, is small at any length."""
     if call.num_queries == 1:
-        return synthesis.looks_at != "nothing"
+        return synthesis.depends_on_input
     return call.num_queries <= SHORT and not num_outer(synthesis)
 
 
@@ -226,7 +226,7 @@ def _whole_table(terms: Terms, call: Call) -> Tensor | None:
 
 def freeze(synthesis: Synthesis, length: int, causal: bool) -> Tensor | None:
     """The probabilities (H, length, length) of a synthesis that no token has a say in."""
-    if not is_known(synthesis) or synthesis.looks_at != "nothing":
+    if not is_known(synthesis) or synthesis.depends_on_input:
         return None
     with torch.no_grad():
         anything = next(synthesis.parameters(), None)

@@ -28,6 +28,7 @@ from synthesizer.attention.synthesis import (
     Random,
     Synthesis,
 )
+from synthesizer.errors import UserError
 
 
 class Factors(NamedTuple):
@@ -72,10 +73,10 @@ class Scene(NamedTuple):
 def terms_of(synthesis: Synthesis, x: Tensor, keys: Tensor | None, num_keys: int) -> Terms:
     """The terms whose sum is what synthesis(x, keys, ...) would write out."""
     if not isinstance(synthesis, Mixture):
-        return _TERMS[type(synthesis)](synthesis, Scene(x, keys, num_keys, None))
+        return _TERMS.get(type(synthesis), _users)(synthesis, Scene(x, keys, num_keys, None))
     kept = [None] * len(synthesis.widths) if keys is None else keys.split(synthesis.widths, dim=-1)
     parts = [
-        _TERMS[type(part)](part, Scene(x, own, num_keys, alpha))
+        _TERMS.get(type(part), _users)(part, Scene(x, own, num_keys, alpha))
         for part, own, alpha in zip(
             synthesis.parts, kept, synthesis.alphas().unbind(-1), strict=True
         )
@@ -84,9 +85,9 @@ def terms_of(synthesis: Synthesis, x: Tensor, keys: Tensor | None, num_keys: int
 
 
 def is_known(synthesis: Synthesis) -> bool:
-    """Whether every part is a sum of terms; a function of the user's own need not be."""
+    """Whether every part is a sum of terms; a user's function is one if it ignores the input."""
     parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
-    return all(type(part) in _TERMS for part in parts)
+    return all(type(part) in _TERMS or not part.depends_on_input for part in parts)
 
 
 def add(parts: Sequence[Terms]) -> Terms:
@@ -124,6 +125,18 @@ def _table(part: Random | FixedRandom, scene: Scene) -> Terms:
         return Terms(table=part.table)
     table = corner(part.table, scene.x.shape[1], scene.num_keys)
     return Terms(table=table, weight=scene.alpha)
+
+
+def _users(part: Synthesis, scene: Scene) -> Terms:
+    """A user's function that does not depend on the input: what it computes is a table."""
+    positions = torch.arange(scene.num_keys, device=scene.x.device)
+    logits = part(scene.x, None, positions[scene.num_keys - scene.x.shape[1] :], positions)
+    if logits.shape[0] != 1:
+        raise UserError(
+            f"{type(part).__name__} has depends_on_input=False, and its logits have a batch of "
+            f"{logits.shape[0]}; return (1, H, T, S), or set depends_on_input=True"
+        )
+    return Terms(table=logits[0], weight=scene.alpha)
 
 
 def _factorized_table(part: FactorizedRandom, scene: Scene) -> Terms:

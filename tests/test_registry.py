@@ -1,0 +1,267 @@
+"""A synthesizing function of the user's own, in the user's own file, works everywhere."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from synthesizer import Size, Synthesis, SyntheticAttention, build_synthesis, register_synthesis
+from synthesizer import spec as registry
+from synthesizer.attention import fast
+from synthesizer.attention.synthesis import SYNTHESES, spec_of
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Train, dump, load_recipe
+from synthesizer.models import SynthesizerConfig, SynthesizerForCausalLM
+from synthesizer.training.build import rough_config
+from synthesizer.training.optim import build_optimizer
+from tiny import environment, language_model, write_text
+from variants import redrawn, tokens
+
+SOURCE = '''
+import torch
+from synthesizer import Size, Synthesis, register_synthesis
+
+
+@register_synthesis("decay", parameters="H", paper="mine")
+class Decay(Synthesis):
+    """B[i,j] = -power slope |i - j|, one learned slope per head."""
+
+    tables = ("slope",)
+    depends_on_input = False
+
+    def __init__(self, size: Size, *, power: int = 1) -> None:
+        super().__init__()
+        self.power = power
+        self.slope = torch.nn.Parameter(torch.empty(size.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.ones_(self.slope)
+
+    def forward(self, x, keys, positions, key_positions):
+        distance = (positions[..., :, None] - key_positions[..., None, :]).abs()
+        logits = distance[..., None, :, :] * -self.power * self.slope[:, None, None]
+        return logits if logits.dim() == 4 else logits[None]
+
+    def resize(self, max_len: int) -> None:
+        pass
+'''
+LOAD = """
+import sys
+from synthesizer import SynthesizerForCausalLM, UserError, import_modules
+import_modules(sys.argv[2:])
+try:
+    model = SynthesizerForCausalLM.from_pretrained(sys.argv[1])
+    slopes = [p.numel() for name, p in model.named_parameters() if "slope" in name]
+    print(model.config.synthesis, sum(slopes))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def forget():
+    """Leave the tables of names as they were."""
+    tables = (registry._VARIANTS, registry._FILES, SYNTHESES)
+    before = [dict(table) for table in tables]
+    yield
+    for table, held in zip(tables, before, strict=True):
+        table.clear()
+        table.update(held)
+
+
+@pytest.fixture
+def decay(tmp_path, forget):
+    path = tmp_path / "decay_function.py"
+    path.write_text(SOURCE)
+    registry.import_modules([str(path)])
+    return path
+
+
+def command(*arguments, cwd, code=0):
+    """What a verb prints, run as users run it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "synthesizer", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+        input="the old cat\n",
+        timeout=300,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def load(folder, *imports):
+    """What another process prints that loads a model folder."""
+    return subprocess.run(
+        [sys.executable, "-c", LOAD, str(folder), *map(str, imports)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+        timeout=200,
+    ).stdout.strip()
+
+
+def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path):
+    path, out = tmp_path / "decay_function.py", tmp_path / "run"
+    path.write_text(SOURCE)
+    text = write_text(tmp_path / "text.txt")
+    recipe = language_model(tmp_path).model_copy(update={"imports": ("decay_function",)})
+    (tmp_path / "mine.toml").write_text(dump(recipe))
+    spec = "decay:power=2+dot"
+    command("train", "mine.toml", "--synthesis", spec, "--out", out, "--plain", cwd=tmp_path)
+    result = json.loads((out / "result.json").read_text())
+    assert result["metrics"]
+    assert "bits_per" in command("evaluate", out, cwd=tmp_path)
+    assert command("generate", out, "--beam", 1, cwd=tmp_path)
+    config = json.loads((out / "model" / "config.json").read_text())
+    assert config["synthesis"] == spec
+    assert config["imports"] == ["decay_function"]
+    assert load(out / "model", path) == f"{spec} 2"
+    assert load(out / "model") == (
+        "synthesis 'decay' is not registered here; it was defined in decay_function: import that "
+        "first (synthesizer.import_modules, or --import on the command line)"
+    )
+    listed = command("list", "--import", "decay_function.py", cwd=tmp_path)
+    assert "decay" in listed
+    assert "one learned slope per head." in listed
+    assert "position only" in listed
+    assert "decay" not in command("list", cwd=tmp_path)
+    study = ["compare", "mine.toml", "--synthesis", "dot", "--synthesis", "decay", "--seeds", 1]
+    study += ["--jobs", 1, "--plain", "--out", "study"]
+    assert "decay" in command(*study, cwd=tmp_path)
+    assert "decay" in command("report", "study", "--out", "elsewhere", cwd=tmp_path)
+    assert "decay" in (tmp_path / "elsewhere" / "table.csv").read_text()
+    bench = ["bench", "--variant", "decay", "--import", "decay_function.py", "--length", 8]
+    bench += ["--tokens", 16, "--d-model", 8, "--num-heads", 2, "--rounds", 1, "--plain"]
+    assert "decay frozen" in command(*bench, cwd=tmp_path)
+    assert text.exists()
+
+
+def test_a_file_given_on_the_command_line_is_in_the_resolved_recipe(decay, tmp_path):
+    recipe = load_recipe("language_modeling", synthesis="decay", imports=[str(decay)])
+    assert recipe.imports == (str(decay),)
+    assert load_recipe("language_modeling", imports=["decay_function"] * 2).imports == (
+        "decay_function",
+    )
+    assert rough_config(recipe).imports == [str(decay)]
+
+
+def test_what_the_module_calls_a_table_moves_at_the_tables_rate(decay):
+    sizes = {"d_model": 12, "num_heads": 3, "num_layers": 1, "d_ff": 20, "max_len": 7}
+    model = SynthesizerForCausalLM(SynthesizerConfig(**sizes, vocab_size=11, synthesis="decay+dot"))
+    optimizer = build_optimizer(model, Train(table_rate=7.0))
+    tables = next(group for group in optimizer.param_groups if group["name"] == "tables")
+    slope = model.model.decoder.layers[0].attention.synthesis.parts[0].slope
+    assert tables["scale"] == 7.0
+    assert any(parameter is slope for parameter in tables["params"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ["decay", "decay:power=3", "random+decay", "decay+dense+dot"])
+def test_a_users_function_takes_the_fast_path_and_equals_the_plain_one(decay, spec, causal):
+    fast_one = redrawn(SyntheticAttention(12, 3, 100, spec, causal=causal, path="fast"))
+    plain = redrawn(SyntheticAttention(12, 3, 100, spec, causal=causal, path="plain"))
+    x = tokens(2, 90, 12)
+    mask = torch.ones(2, 90, dtype=torch.bool)
+    mask[1, :20] = False
+    for given in ({}, {"attention_mask": mask}):
+        torch.testing.assert_close(fast_one(x, **given), plain(x, **given))
+    fast_one(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    for one, other in zip(fast_one.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_users_table_can_be_frozen(decay):
+    attention = redrawn(SyntheticAttention(12, 3, 9, "decay", causal=True)).eval()
+    x = tokens(2, 9, 12)
+    expected = attention(x)
+    attention.freeze()
+    with torch.no_grad():
+        torch.testing.assert_close(attention(x), expected)
+    assert fast.freeze(build_synthesis("dot", Size(12, 3, 9)), 9, causal=True) is None
+
+
+def test_a_built_function_tells_its_spec(decay):
+    size = Size(12, 3, 7)
+    assert spec_of(build_synthesis("decay:power=3+dot", size)) == "decay:power=3+dot"
+
+
+class Nameless(Synthesis):
+    """B = s."""
+
+    def __init__(self, size, *, k: int = 1):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(size.num_heads, size.max_len))
+
+    def reset_parameters(self):
+        torch.nn.init.ones_(self.scale)
+
+    def forward(self, x, keys, positions, key_positions):
+        return self.scale[None, :, None, key_positions].expand(-1, -1, x.shape[1], -1)
+
+
+def test_an_undeclared_parameter_is_refused(forget):
+    register_synthesis("nameless")(Nameless)
+    with pytest.raises(UserError) as error:
+        build_synthesis("nameless", Size(12, 3, 7))
+    assert str(error.value) == (
+        "synthesis 'nameless' does not say what its parameter 'scale' is; name it in "
+        "Nameless.tables, .weights or .biases"
+    )
+
+
+def test_what_a_function_lacks_is_named(forget, monkeypatch):
+    monkeypatch.setattr(Nameless, "tables", ("scale",))
+    register_synthesis("nameless")(Nameless)
+    module = build_synthesis("nameless", Size(12, 3, 7))
+    with pytest.raises(
+        UserError, match=r"Nameless cannot be resized; define its resize\(max_len\)"
+    ):
+        module.resize(9)
+    with pytest.raises(UserError, match="'nameless' does not keep its option k; set"):
+        spec_of(module)
+    monkeypatch.setattr(Nameless, "depends_on_input", False)
+    monkeypatch.setattr(
+        Nameless, "forward", lambda self, x, *rest: x.new_zeros(len(x), 3, x.shape[1], x.shape[1])
+    )
+    with pytest.raises(UserError, match="has depends_on_input=False, and its logits have a batch"):
+        SyntheticAttention(12, 3, 70, "nameless", path="fast")(torch.ones(2, 70, 12))
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "text"),
+    [
+        ("random", Nameless, "synthesis 'random' is already registered; choose another name"),
+        ("R", Nameless, "synthesis name 'R'; use lower case letters, digits and _"),
+        ("vanilla", Nameless, "synthesis 'vanilla' is already registered; choose another name"),
+        ("mine", torch.nn.Linear, "Linear, to be registered as 'mine', must be a class derived"),
+        ("mine", type("Empty", (Synthesis,), {}), "synthesizer.Synthesis that defines forward()"),
+    ],
+)
+def test_a_bad_registration_says_why(forget, name, cls, text):
+    with pytest.raises(UserError) as error:
+        register_synthesis(name)(cls)
+    assert text in str(error.value)
+
+
+def test_two_modules_may_not_take_one_name(decay):
+    with pytest.raises(UserError, match=r"'decay' is already registered by .*decay_function.py"):
+        register_synthesis("decay")(Nameless)
+
+
+def test_what_cannot_be_imported_is_named(tmp_path, forget):
+    with pytest.raises(UserError, match="importing 'no_such_module' failed with ModuleNotFound"):
+        registry.import_modules(["no_such_module"])
+    with pytest.raises(UserError, match=r"there is no file .*missing.py; give the path to a .py"):
+        registry.import_modules([str(tmp_path / "missing.py")])
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    with pytest.raises(UserError, match="failed with ZeroDivisionError: division by zero"):
+        registry.import_modules([str(broken)])
