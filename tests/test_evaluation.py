@@ -16,7 +16,7 @@ from synthesizer.models.heads import (
 )
 from synthesizer.training.attention_maps import alphas_of, histogram, inspect, look_at, sharpness
 from synthesizer.training.build import initialize_by_name
-from synthesizer.training.evaluate import evaluate, until_end
+from synthesizer.training.evaluate import beam_search, evaluate, until_end
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 
@@ -122,6 +122,54 @@ def test_an_encoder_decoder_answers_each_source_on_its_own(beam):
     ]
     assert results[0].texts == results[1].texts
     np.testing.assert_allclose(results[0].losses, results[1].losses, rtol=1e-5)
+
+
+def every_answer(model, source, limit):
+    """All answers of up to `limit` tokens that end in </s> or at the limit, and their log p."""
+    vocabulary, end = model.config.vocab_size, model.config.eos_token_id
+    open_ones, found = [((model.config.decoder_start_token_id,), 0.0)], {}
+    for length in range(1, limit + 1):
+        grown = []
+        for prefix, total in open_ones:
+            logits = model(input_ids=source, decoder_input_ids=torch.tensor([prefix])).logits[0, -1]
+            for token, log_p in enumerate(logits.log_softmax(-1).tolist()):
+                grown.append(((*prefix, token), total + log_p))
+        for answer, total in grown:
+            if answer[-1] == end or length == limit:
+                found[answer[1:]] = total
+        open_ones = [each for each in grown if each[0][-1] != end]
+    assert len(found) > vocabulary**2
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "norm"), [("power", lambda n: n**0.6), ("wu", lambda n: ((5 + n) / 6) ** 0.6)]
+)
+def test_a_full_beam_finds_the_best_answer_under_each_length_penalty(form, norm):
+    settings = Evaluate(beam=130, length_penalty_form=form)
+    chosen = []
+    for seed in range(12):
+        model = tiny_model(SynthesizerForConditionalGeneration, vocab_size=5).eval()
+        initialize_by_name(model, seed)
+        model.model.embedding.weight.data.mul_(2)
+        source = torch.tensor([[2, 3, 4]])
+        with torch.no_grad():
+            answers = every_answer(model, source, 3)
+            made = model.generate(
+                source,
+                max_new_tokens=3,
+                early_stopping="never",
+                return_dict_in_generate=True,
+                output_scores=True,
+                **beam_search(settings, settings.beam),
+            )
+        best = max(answers, key=lambda answer: answers[answer] / norm(len(answer)))
+        assert made.sequences_scores[0].item() == pytest.approx(
+            answers[best] / norm(len(best)), rel=1e-4
+        )
+        assert tuple(made.sequences[0, 1 : 1 + len(best)].tolist()) == best
+        chosen.append(len(best))
+    assert len(set(chosen)) > 1  # lengths differ, or the penalty would not show
 
 
 def test_evaluating_leaves_a_training_model_in_training():

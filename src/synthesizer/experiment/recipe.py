@@ -155,7 +155,8 @@ class Evaluate(_Part):
     limit: Positive | None = None  # of validation, or of each set of a mixture; test is whole
     batch_tokens: Positive = 8192
     beam: Positive = 4
-    length_penalty: float = 0.6
+    length_penalty: float = 0.6  # the alpha of:
+    length_penalty_form: Literal["power", "wu"] = "power"  # length^alpha, ((5 + length) / 6)^alpha
     max_new_tokens: Positive | None = None  # as decoder_max_len
     samples: Annotated[int, Field(ge=0)] = 5
 

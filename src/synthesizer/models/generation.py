@@ -9,6 +9,17 @@ from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache
 from synthesizer.models.config import SynthesizerConfig
 
 
+class WuPenalty(float):
+    """Beam search's length penalty of Wu et al. 2016, given as `length_penalty=WuPenalty(alpha)`.
+
+    `generate` divides a hypothesis' log probability by length ** length_penalty, wherever lengths
+    matter; of this exponent that power is ((5 + length) / 6)^alpha.
+    """
+
+    def __rpow__(self, length: float, modulo: None = None) -> float:
+        return ((5 + length) / 6) ** float(self)
+
+
 class SynthesizerGeneration:
     """Refuses what cannot be generated before the first token, and caches values only."""
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from synthesizer.data.batch import IGNORED, Batch
 from synthesizer.experiment.recipe import Evaluate
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
+from synthesizer.models.generation import WuPenalty
 from synthesizer.tasks.task import Outputs, Scores, Task
 
 
@@ -76,15 +77,22 @@ def answer(
 ) -> list[list[int]]:
     """The token numbers of each answer of an encoder-decoder, without start, end and padding."""
     limit = model.config.decoder_max_len
-    beams = {"num_beams": settings.beam, "length_penalty": settings.length_penalty}
     written = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs.get("attention_mask"),
         max_new_tokens=min(settings.max_new_tokens or limit, limit),
         do_sample=False,
-        **(beams if settings.beam > 1 else {}),
+        **beam_search(settings, settings.beam),
     )
     return [until_end(ids, model.config.eos_token_id) for ids in written[:, 1:].tolist()]
+
+
+def beam_search(settings: Evaluate, beam: int) -> dict[str, float]:
+    """What `generate` is told of a beam and its length penalty; nothing for a beam of one."""
+    if beam == 1:
+        return {}
+    penalty = WuPenalty if settings.length_penalty_form == "wu" else float
+    return {"num_beams": beam, "length_penalty": penalty(settings.length_penalty)}
 
 
 def until_end(ids: list[int], end: int) -> list[int]:

@@ -14,7 +14,7 @@ from synthesizer.experiment.recipe import Recipe
 from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.tasks import prompt
-from synthesizer.training.evaluate import until_end
+from synthesizer.training.evaluate import beam_search, until_end
 from synthesizer.training.finish import best_device, load_model
 
 
@@ -104,9 +104,7 @@ class Answerer:
         if asked.sample:
             return {"do_sample": True}
         default = settings.beam if self._model.config.kind == "encoder_decoder" else 1
-        beam = asked.beam or default
-        beams = {"num_beams": beam, "length_penalty": settings.length_penalty}
-        return {"do_sample": False, **(beams if beam > 1 else {})}
+        return {"do_sample": False, **beam_search(settings, asked.beam or default)}
 
     def _labels(self, probabilities: Tensor) -> str:
         """Every label and its probability, the likeliest first."""
