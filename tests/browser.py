@@ -23,12 +23,13 @@ class Seen:
 
     text: str = ""
     width: int = 0  # that the page takes, at the window's width or beyond it
+    answers: list = field(default_factory=list)
     requests: list = field(default_factory=list)
     complaints: list = field(default_factory=list)
 
 
-def look(page, profile, *, width, scheme):
-    """Open a file in a window of this width and colour scheme."""
+def look(page, profile, *, width, scheme, ask=()):
+    """Open a file in a window of this width and colour scheme; then evaluate what is asked."""
     browser = _Browser(profile)
     try:
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]
@@ -45,6 +46,7 @@ def look(page, profile, *, width, scheme):
         seen = Seen()
         seen.text = browser.evaluate(session, "document.body.innerText")
         seen.width = browser.evaluate(session, "document.documentElement.scrollWidth")
+        seen.answers = [browser.evaluate(session, expression) for expression in ask]
         for event in browser.events:
             if event["method"] == "Network.requestWillBeSent":
                 seen.requests.append(event["params"]["request"]["url"])

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer.errors import UserError
+from synthesizer.untrusted import printable
 
 app = typer.Typer(
     help="Synthesizer attention: train, evaluate and compare it.",
@@ -170,8 +171,12 @@ def generate(
     answerer = Answerer(Run(run), asked, checkpoint)
     for number, answer in enumerate(answerer.answer(sys.stdin.buffer), start=1):
         if answer.error is not None:
-            sys.stderr.write(f"synthesizer: line {number}: {answer.error}\n")
-        _say(answer.text)
+            _note(f"synthesizer: line {number}: {printable(answer.error)}")
+        if sys.stdout.isatty():
+            _say(answer.text)
+        else:  # a file gets the very answer
+            sys.stdout.write(answer.text + "\n")
+            sys.stdout.flush()
 
 
 @app.command()
@@ -311,7 +316,7 @@ def bench(
 
         table = Table("variant", "view", "length", "path", "because")
         for line in explain_paths(plan):
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         _print(table)
         return
     from synthesizer.benchmark.write import cells, write
@@ -333,10 +338,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         app(args=arguments, prog_name="synthesizer")
     except UserError as error:
-        sys.stderr.write(f"synthesizer: error: {error}\n")
+        _note(f"synthesizer: error: {printable(str(error))}")
         return 2
     except Interrupted as stop:
-        sys.stderr.write(f"synthesizer: {stop}\n")
+        _note(f"synthesizer: {printable(str(stop))}")
         return 130
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
@@ -358,9 +363,10 @@ def _report(dirs: list[Path], out: Path | None = None) -> None:
         head, rows = brief(summary)
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for place, name in enumerate(head):
-            table.add_column(name, justify="right" if place else "left", no_wrap=not place)
+            shown = escape(printable(name))
+            table.add_column(shown, justify="right" if place else "left", no_wrap=not place)
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(printable(cell, lines=True)) for cell in row))
         _print(table)
         for line in summary.lines:
             if line.state:
@@ -395,6 +401,7 @@ def _print(table: Table) -> None:
 
 def _tell(text: str) -> None:
     """A sentence, which a terminal shows without breaking words."""
+    text = printable(text)
     if sys.stdout.isatty():
         text = fill(text, shutil.get_terminal_size().columns - 1, break_on_hyphens=False)
     _say(text)
@@ -402,9 +409,9 @@ def _tell(text: str) -> None:
 
 def _note(text: str) -> None:
     """What stands beside the output, so that the output can be piped."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text, lines=True) + "\n")
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text, lines=True) + "\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from synthesizer.benchmark.measure import Result, Row
-from synthesizer.report.page import Plot, Section, figures, page, table
+from synthesizer.report.page import Plot, Section, figures, page, table, text
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
 
 HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
@@ -42,7 +42,9 @@ def _page(result: Result, command: str) -> str:
             plot = Plot(speed_by_length(rows), "Times as fast as dot, by best rounds.")
             body = figures([plot]) + body
         sections.append(Section(f"{mode} {view}".strip(), body))
-    return page("Speed and memory", sections, f"<p>{facts}</p><p><code>{command}</code></p>")
+    return page(
+        "Speed and memory", sections, f"<p>{text(facts)}</p><p><code>{text(command)}</code></p>"
+    )
 
 
 def cells(row: Row) -> list[str]:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from synthesizer.untrusted import printable
+
 
 class Progress(Protocol):
     """What the loop tells while it works."""
@@ -53,7 +55,7 @@ class Lines:
         self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text, lines=True) + "\n")
         sys.stdout.flush()
 
     def close(self) -> None: ...
@@ -88,7 +90,9 @@ class Bar:
         self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(
+            printable(text, lines=True), markup=False, highlight=False, soft_wrap=True
+        )
 
     def close(self) -> None:
         self._bar.stop()
@@ -130,17 +134,17 @@ def open_count(*, plain: bool) -> Iterator[Callable[[int, int, str], None]]:
         def tell(done: int, total: int, what: str) -> None:
             if said[-1:] != [what]:
                 said.append(what)
-                sys.stdout.write(f"{done}/{total}  {what}\n")
+                sys.stdout.write(f"{done}/{total}  {printable(what)}\n")
                 sys.stdout.flush()
 
         yield tell
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with RichProgress(*columns, console=Console()) as bar:
         task = bar.add_task("", total=None)
 
         def show(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+            bar.update(task, completed=done, total=total, description=printable(what))
 
         yield show
 

@@ -8,7 +8,7 @@ from matplotlib.colors import PowerNorm
 from numpy.typing import NDArray
 
 from synthesizer.report.page import Plot
-from synthesizer.report.style import BLUE, MUTED, TEXT, drawing, look_of, to_svg
+from synthesizer.report.style import BLUE, MUTED, TEXT, drawing, literal, look_of, to_svg
 from synthesizer.report.summary import Line, Summary
 
 SHOWN = ("dot", "random", "dense", "random+dot")
@@ -137,7 +137,7 @@ def _alphas(line: Line, stack: str, arrays: dict[str, Array]) -> str:
             places = (np.arange(layers)[:, None] + 1 + offsets).ravel()
             axes.plot(
                 places, alphas[:, :, part].ravel(), look["marker"], color=look["color"],
-                markersize=5, label=name,
+                markersize=5, label=literal(name),
             )  # fmt: skip
         axes.axhline(1 / parts, color=TEXT, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.set_ylim(-0.03, 1.03)

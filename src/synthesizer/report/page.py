@@ -3,14 +3,19 @@
     page("Title", [Section("heading", "<p>...</p>"), ...]) -> the text of an .html file
 
 Plots are inline SVG in the page's own colours (see style.py), so they follow the reader's theme.
+Text of users goes through text(), and should markup slip through all the same, the page's
+content-security policy runs nothing but our own inline code and fetches nothing.
 """
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
 from synthesizer.report.style import css_variables
+from synthesizer.untrusted import printable
 
 
 @dataclass(frozen=True)
@@ -21,33 +26,49 @@ class Section:
     body: str
 
 
+def text(words: str) -> str:
+    """Text as HTML shows it: no markup, no control characters."""
+    return escape(printable(words, lines=True))
+
+
 def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
     """Wrap sections into a page that needs no other file."""
     blocks = "\n".join(
-        f"<section><h2>{escape(section.heading)}</h2>\n{section.body}\n</section>"
+        f"<section><h2>{text(section.heading)}</h2>\n{section.body}\n</section>"
         for section in sections
     )
+    style = f"\n{css_variables()}\n{STYLE}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n"
+        f"<title>{text(title)}</title>\n"
         '<link rel="icon" href="data:,">\n'
-        f"<style>\n{css_variables()}\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{escape(title)}</h1>\n{lead}</header>\n{blocks}\n</main>\n</body>\n</html>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><h1>{text(title)}</h1>\n{lead}</header>\n{blocks}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _policy(style: str) -> str:
+    """Nothing but this style element, style attributes (of plots) and images within the page."""
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
     """A table that scrolls by itself where the window is narrow; cells are one or two lines."""
-    top = "".join(f"<th scope=col>{escape(cell)}</th>" for cell in head)
+    top = "".join(f"<th scope=col>{text(cell)}</th>" for cell in head)
     body = "\n".join(
         f"<tr><th scope=row>{_two_lines(first)}</th>"
         + "".join(f"<td>{_two_lines(cell)}</td>" for cell in others)
         + "</tr>"
         for first, *others in rows
     )
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    title = f"<caption>{text(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0"><table>{title}<thead><tr>{top}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
@@ -66,7 +87,7 @@ def figures(plots: Sequence[Plot]) -> str:
     """Plots side by side, or below each other where there is no room."""
     shown = "\n".join(
         f"<figure>{_titled(plot.title)}{plot.svg}"
-        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+        f"<figcaption>{text(plot.caption)}</figcaption></figure>"
         for plot in plots
     )
     return f'<div class="figures">\n{shown}\n</div>'
@@ -75,23 +96,23 @@ def figures(plots: Sequence[Plot]) -> str:
 def _two_lines(name: str) -> str:
     """The first line of a cell and, below it, smaller, the second."""
     first, _, second = name.partition("\n")
-    return escape(first) + (f"<small>{escape(second)}</small>" if second else "")
+    return text(first) + (f"<small>{text(second)}</small>" if second else "")
 
 
 def _titled(title: str) -> str:
-    return f"<h3>{escape(title)}</h3>" if title else ""
+    return f"<h3>{text(title)}</h3>" if title else ""
 
 
-def paragraph(text: str, kind: str = "") -> str:
+def paragraph(words: str, kind: str = "") -> str:
     """A paragraph of plain text."""
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+    return f'<p class="{kind}">{text(words)}</p>' if kind else f"<p>{text(words)}</p>"
 
 
-def details(summary: str, text: str) -> str:
+def details(summary: str, words: str) -> str:
     """Preformatted text behind a line that opens it."""
     return (
-        f"<details><summary>{escape(summary)}</summary>"
-        f'<pre tabindex="0">{escape(text)}</pre></details>'
+        f"<details><summary>{text(summary)}</summary>"
+        f'<pre tabindex="0">{text(words)}</pre></details>'
     )
 
 
@@ -112,6 +133,7 @@ p { margin: 0.4rem 0; max-width: 75ch; }
 figure h3 { margin: 0 0 0.3rem; }
 figure { margin: 0.5rem 0; min-width: 0; max-width: 36rem; }
 figure svg { width: 100%; height: auto; display: block; color: var(--text); }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figure svg image { image-rendering: pixelated; }
 .scroll { overflow-x: auto; margin: 0.6rem 0; }
 table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
@@ -127,6 +149,7 @@ td:last-child small { min-width: 16rem; }
 .words td, .words thead th { text-align: left; white-space: normal; min-width: 11rem;
   max-width: 32rem; overflow-wrap: anywhere; }
 li { overflow-wrap: anywhere; }
+h1, h2, h3, p, li, th, td, summary, caption, figcaption { unicode-bidi: isolate; }
 pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 0.85rem; }
 pre { overflow-x: auto; background: var(--shade); padding: 0.8rem; border-radius: 6px; }
 details { margin: 0.5rem 0; }

@@ -16,6 +16,7 @@ from synthesizer.report.style import (
     SHADE,
     End,
     drawing,
+    literal,
     look_of,
     name_at_right,
     to_svg,
@@ -56,7 +57,7 @@ def forest(summary: Summary) -> str:
                 c.difference, place, "o", color=colour, markerfacecolor=inside, markersize=6,
                 markeredgewidth=1.5,
             )  # fmt: skip
-        axes.set_yticks(range(len(lines)), [fill(line.row.label, 18) for line in lines])
+        axes.set_yticks(range(len(lines)), [fill(literal(line.row.label), 18) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         words = axes.secondary_yaxis("right")
@@ -64,7 +65,7 @@ def forest(summary: Summary) -> str:
         words.tick_params(axis="y", length=0)
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""
-        unit = f"{summary.metric_name}{scale}"
+        unit = f"{literal(summary.metric_name)}{scale}"
         axes.set_xlabel(f"difference from dot, {unit} (better \N{RIGHTWARDS ARROW})")
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
 
@@ -124,7 +125,7 @@ def quality_and_speed(summary: Summary) -> str:
             )
         unit = "times dot's" if relative else "tokens per second"
         axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")
-        axes.set_ylabel(f"{summary.metric_name} (better \N{UPWARDS ARROW})")
+        axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.margins(0.08)
         figure.draw_without_rendering()
         name_at_right(
@@ -153,7 +154,7 @@ def training_loss(summary: Summary) -> str:
 
 def validation_metric(summary: Summary) -> str:
     """The main metric on validation by step."""
-    name = f"validation {summary.metric_name}"
+    name = f"validation {literal(summary.metric_name)}"
     sign = 1 if summary.higher_is_better else -1
     return _curves(summary, lambda line: line.get("validation", {}).get(summary.metric), name, sign)
 

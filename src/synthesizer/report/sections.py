@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from synthesizer.report.attention_plots import (
     alpha_plots,
@@ -10,11 +9,11 @@ from synthesizer.report.attention_plots import (
     shown_lines,
     weight_histograms,
 )
-from synthesizer.report.page import Plot, Section, details, figures, paragraph, table
+from synthesizer.report.page import Plot, Section, details, figures, paragraph, table, text
 from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.summary import Summary
-from synthesizer.report.tables import cells, markdown
+from synthesizer.report.tables import cells, fenced, markdown, plain
 from synthesizer.study.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
@@ -112,18 +111,19 @@ def text_of(summaries: Sequence[Summary]) -> str:
     """report.md."""
     parts: list[str] = []
     for summary in summaries:
-        parts += [f"# {summary.question}", f"**{summary.answer}**", summary.scope]
-        parts += ["## The table", markdown(*cells(summary)), *notes(summary)]
+        question, answer, scope = map(plain, (summary.question, summary.answer, summary.scope))
+        parts += [f"# {question}", f"**{answer}**", scope]
+        parts += ["## The table", markdown(*cells(summary)), *map(plain, notes(summary))]
         if any(line.row.trials for line in summary.lines):
             parts += ["## What the rates were chosen from", markdown(*trials(summary))]
         published = _paper_of(summary)
         if published:
             parts += ["## What was published", _apart()]
         for paper in published:
-            parts += [f"{paper.title}. Source: {paper.source}.", markdown(paper.head, paper.rows)]
-            parts += paper.notes
-        parts += ["## How to repeat it", "\n".join(f"- {fact}" for fact in _facts(summary))]
-        parts += ["```\n" + "\n".join(_commands(summary)) + "\n```"]
+            source = plain(f"{paper.title}. Source: {paper.source}.")
+            parts += [source, markdown(paper.head, paper.rows), *map(plain, paper.notes)]
+        parts += ["## How to repeat it", "\n".join(f"- {plain(fact)}" for fact in _facts(summary))]
+        parts += [fenced("\n".join(_commands(summary)))]
     parts += ["```bibtex\n" + BIBTEX + "\n```"]
     return "\n\n".join(parts) + "\n"
 
@@ -194,8 +194,8 @@ def _curves(summary: Summary) -> str:
 
 def _attention(summary: Summary) -> str:
     plots = attention_maps(shown_lines(summary))
-    text = "The first tokens of one test example, the same for all rows."
-    return "\n".join([paragraph(text, "note"), figures(plots)]) if plots else ""
+    words = "The first tokens of one test example, the same for all rows."
+    return "\n".join([paragraph(words, "note"), figures(plots)]) if plots else ""
 
 
 def _weights(summary: Summary) -> str:
@@ -231,7 +231,7 @@ def _samples(summary: Summary) -> str:
 
 
 def _origin(summary: Summary) -> str:
-    facts = "".join(f"<li>{escape(fact)}</li>" for fact in _facts(summary))
+    facts = "".join(f"<li>{text(fact)}</li>" for fact in _facts(summary))
     runs = table(
         ["run", "synthesis", "seed", "state", "recipe"],
         [
@@ -261,7 +261,7 @@ def _origin(summary: Summary) -> str:
 def _shown_commands(summary: Summary) -> str:
     commands = "\n".join(_commands(summary))
     if summary.study.command:
-        return f'<pre tabindex="0">{escape(commands)}</pre>'
+        return f'<pre tabindex="0">{text(commands)}</pre>'
     return details("One command per run", commands)
 
 

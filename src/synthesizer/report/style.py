@@ -10,12 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from synthesizer.untrusted import printable
 
 WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
 LONGEST = 20  # letters of a name beside a curve
@@ -98,15 +101,21 @@ def to_svg(figure: Figure, title: str) -> str:
         figure.savefig(stream, format="svg", transparent=True, metadata=none, bbox_inches="tight")
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    ours = r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->"  # the page has their style
+    svg = re.sub(ours, "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r"(?<=[ ;\"])font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
     used = set(re.findall(r"#([\w-]+)", svg))
     svg = re.sub(r' id="([\w-]+)"', lambda m: m[0] if m[1] in used else "", svg)
     for name, (stand_in, _, _) in _THEME.items():
         svg = svg.replace(stand_in, f"var(--{name})")
-    safe = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    safe = escape(printable(title))
     return svg.replace("<svg", f'<svg role="img" aria-label="{safe}"', 1).strip()
+
+
+def literal(name: str) -> str:
+    """A user's name as a plot shows it: as it is, and no formula between dollar signs."""
+    return printable(name).replace("$", r"\$")
 
 
 def css_variables() -> str:
@@ -135,9 +144,11 @@ def name_at_right(axes: Axes, ends: Sequence[End]) -> None:
         axes.text(
             1.08 if end.is_point else 1.115,
             place,
-            end.name
-            if len(end.name) <= LONGEST
-            else end.name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}",
+            literal(
+                end.name
+                if len(end.name) <= LONGEST
+                else end.name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            ),
             transform=axes.transAxes,
             color=end.look["color"],
             fontsize=9,

@@ -3,17 +3,23 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
 from synthesizer.report.summary import Line, Summary
 from synthesizer.study.verdict import NOT_JUDGED
+from synthesizer.untrusted import printable
 
 MISSING = "\N{EN DASH}"
 NAME = 18  # letters of a row's name on a line of a terminal
 
 Value = float | int | str | None
+
+_FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
+_MARKUP = re.compile(r"([\\`*\[\]<>|&~])")
+_ADDRESS = re.compile(r"(?i)(\w)(://|(?<=www)\.)")  # which some readers turn into links
 
 
 @dataclass(frozen=True)
@@ -152,17 +158,35 @@ def csv_text(summaries: Sequence[Summary]) -> str:
             writer.writerow(["study", "row", "synthesis", *kept])
         for line in summary.lines:
             known = [summary.study.name, line.row.label, line.row.spec]
-            writer.writerow([*known, *(read(line) for read in kept.values())])
+            values = [*known, *(read(line) for read in kept.values())]
+            writer.writerow([no_formula(v) if isinstance(v, str) else v for v in values])
     return stream.getvalue()
+
+
+def no_formula(words: str) -> str:
+    """Text that no spreadsheet computes: an apostrophe stands before what would begin a formula.
+
+    So it does after a semicolon, where some countries' spreadsheets begin the next cell.
+    """
+    return _FORMULA.sub(r"\1'\2", printable(words, lines=True))
+
+
+def plain(words: str) -> str:
+    """Text as Markdown shows it: no link, no HTML, no emphasis, no new line."""
+    return _ADDRESS.sub(r"\1&#8203;\2", _MARKUP.sub(r"\\\1", printable(words)))
+
+
+def fenced(code: str) -> str:
+    """Preformatted text in Markdown, in a longer fence than any that it holds."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{fence}\n{printable(code, lines=True)}\n{fence}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
-        "| "
-        + " | ".join(cell.replace("|", "\\|").strip().replace("\n", "; ") for cell in line)
-        + " |"
+        "| " + " | ".join(plain(cell.strip().replace("\n", "; ")) for cell in line) + " |"
         for line in lines
     )
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer.experiment.progress import clock
+from synthesizer.untrusted import printable
 
 LONG = 36_000.0  # seconds, from which on they are shown in hours
 MARGIN = 3  # free at the right: what a terminal echoes there must not start a line
@@ -127,7 +128,7 @@ class StatusLines:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text) + "\n")
         sys.stdout.flush()
 
     def refresh(self) -> None:
@@ -161,7 +162,7 @@ class LiveTable(StatusLines):
         self._live.start()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
         self.refresh()
 
     def refresh(self) -> None:
@@ -192,7 +193,7 @@ class LiveTable(StatusLines):
             run = next(iter(status.running.values()), None)
             metric = _mean(status.done) if run is None or run.metric is None else run.metric
             table.add_row(
-                escape(status.label),
+                escape(printable(status.label)),
                 status.state,
                 f"{len(status.done)}/{status.runs}" if status.runs else "",
                 f"{run.step}/{self.steps}" if run else "",
