@@ -23,6 +23,7 @@ MAY_IMPORT = {
 }
 NO_TORCH = {"errors", "sizes", "spec", "experiment", "metrics", "report", "cli"}
 EDGE = {"cli", "fast"}  # the command line imports anything; nothing imports it
+COMMAND = "command.py"  # of a folder: its verbs, which belong to the command line
 STANDARD = sys.stdlib_module_names
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "tokenizers"}
 
@@ -73,7 +74,10 @@ def test_every_file_has_its_place():
 def test_a_folder_imports_only_what_the_table_allows(folder):
     allowed = MAY_IMPORT[folder] | ROOT | {folder}
     for path in files(folder):
+        if path.name == COMMAND:
+            continue
         for module in ours(path):
+            assert not module.endswith(".command")
             within = {".".join(module.split(".")[:n]) for n in range(1, module.count(".") + 2)}
             assert within & allowed, f"{path.relative_to(PACKAGE)} imports synthesizer.{module}"
 

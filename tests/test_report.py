@@ -16,10 +16,11 @@ from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
-from synthesizer.report import Section, page, summarize_all, write_report
+from synthesizer.report.page import Section, page
 from synthesizer.report.plots import pareto
 from synthesizer.report.style import _spread
 from synthesizer.report.tables import cells
+from synthesizer.report.write import summarize_all, write_report
 
 EDGES = np.linspace(-6.0, 0.0, 49)
 
@@ -348,7 +349,7 @@ def test_the_verb_writes_the_same_files_and_says_the_answer(study, tmp_path, cap
 def test_a_report_needs_no_torch(tmp_path):
     make_run(tmp_path / "a", "dot", 1, 0.9)
     script = (
-        "import sys; from synthesizer.report import write_report\n"
+        "import sys; from synthesizer.report.write import write_report\n"
         f"write_report([{str(tmp_path)!r}])\n"
         "print(sorted({'torch', 'transformers', 'matplotlib.pyplot'} & set(sys.modules)))"
     )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from synthesizer.report import summarize_all
 from synthesizer.report.sections import notes
+from synthesizer.report.write import summarize_all
 
 RESULTS = Path(__file__).parents[1] / "results"
 

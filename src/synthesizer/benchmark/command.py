@@ -1,0 +1,88 @@
+"""synthesizer bench."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from synthesizer.experiment.console import Imports, Plain, print_table, say, silence_libraries
+from synthesizer.spec import import_modules
+
+
+def bench(
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="A variant; may be repeated.")
+    ] = None,
+    modes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode", help="train, inference, lm, classifier, seq2seq, decode; may be repeated."
+        ),
+    ] = None,
+    views: Annotated[
+        list[str] | None,
+        typer.Option("--view", help="Mask: causal, full, padded; may be repeated."),
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Sequence length; may be repeated.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per batch.")] = 4096,
+    d_model: Annotated[int, typer.Option(min=1, help="Model width.")] = 512,
+    num_heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
+    num_layers: Annotated[int, typer.Option(min=1, help="Layers, in modes with a model.")] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="Timing rounds over all variants.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also time torch.nn.MultiheadAttention and GPT-2.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the path each variant takes; time nothing.")
+    ] = False,
+    imports: Imports = None,
+    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("bench"),
+    plain: Plain = False,
+) -> None:
+    """Time every variant against dot-product attention, in the same rounds."""
+    import_modules(imports or ())
+    silence_libraries()
+    import torch
+
+    from synthesizer.benchmark import measure
+
+    torch.set_num_threads(threads)
+    defaults = measure.Plan()
+    plan = measure.Plan(
+        variants=tuple(variants or defaults.variants),
+        modes=tuple(modes or defaults.modes),
+        views=tuple(views or defaults.views),
+        lengths=tuple(lengths or defaults.lengths),
+        tokens=tokens,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        rounds=rounds,
+        device=device,
+        peers=peers,
+    )
+    if explain:
+        from synthesizer.benchmark.explain import explain as explain_paths
+
+        table = Table("variant", "mask", "length", "path", "reason")
+        for line in explain_paths(plan):
+            table.add_row(*map(escape, line))
+        print_table(table)
+        return
+    from synthesizer.benchmark.write import cells, write
+    from synthesizer.experiment.progress import open_count
+
+    with open_count(plain=plain) as tell:
+        result = measure.bench(plan, tell)
+    for row in result.rows:
+        shown = cells(row)
+        where = f"{row.mode} {row.view} T={row.length}"
+        say(f"{where:28} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
+    say(str(write(result, "synthesizer " + " ".join(sys.argv[1:]), out)))

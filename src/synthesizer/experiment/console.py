@@ -1,0 +1,70 @@
+"""What the verbs of the command line share: options with one meaning, and printing (no torch)."""
+
+import shutil
+import sys
+from textwrap import fill
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from synthesizer.errors import UserError
+from synthesizer.untrusted import printable
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value: override any key of the recipe.")
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Module or .py file that registers your own functions."),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines, no progress bar.")]
+
+
+def say(text: str) -> None:
+    """A line on stdout, at once."""
+    sys.stdout.write(printable(text, lines=True) + "\n")
+    sys.stdout.flush()
+
+
+def say_wrapped(text: str) -> None:
+    """A sentence, which a terminal shows without breaking words."""
+    text = printable(text)
+    if sys.stdout.isatty():
+        text = fill(text, shutil.get_terminal_size().columns - 1, break_on_hyphens=False)
+    say(text)
+
+
+def say_aside(text: str) -> None:
+    """A line on stderr, so that the output can be piped."""
+    sys.stderr.write(printable(text, lines=True) + "\n")
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal, or wide enough for a file."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def check_choice(option: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
+    """Refuse a value that is not among the allowed ones."""
+    if value not in allowed:
+        names = ", ".join(name for name in allowed if name)
+        raise UserError(f"{option} is {value!r}; choose from {names}")
+
+
+def silence_libraries() -> None:
+    """Keep the libraries' own progress bars and advice off the screen."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise missing_extra("transformers") from None
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def missing_extra(name: str | None) -> UserError:
+    """What to install where a library of the extra `train` is missing."""
+    return UserError(
+        f"this needs {name}, which is not installed; run pip install 'synthesizer-attention[train]'"
+    )

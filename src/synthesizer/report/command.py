@@ -1,0 +1,52 @@
+"""synthesizer report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from synthesizer.experiment.console import Imports, missing_extra, print_table, say, say_wrapped
+from synthesizer.spec import import_modules
+from synthesizer.untrusted import printable
+
+
+def report(
+    dirs: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, or directories that contain some."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Output directory; by default the first DIR.")
+    ] = None,
+    imports: Imports = None,
+) -> None:
+    """Write report.html, report.md and table.csv from run directories."""
+    import_modules(imports or ())
+    print_report(dirs, out)
+
+
+def print_report(dirs: list[Path], out: Path | None = None) -> None:
+    """Write the report of runs; print its tables, answers and path."""
+    try:
+        from synthesizer.report.tables import brief
+        from synthesizer.report.write import summarize_all, write
+    except ImportError as error:
+        raise missing_extra(error.name) from None
+    summaries = summarize_all(dirs)
+    for summary in summaries:
+        head, rows = brief(summary)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for index, name in enumerate(head):
+            shown = escape(printable(name))
+            table.add_column(shown, justify="right" if index else "left", no_wrap=not index)
+        for row in rows:
+            table.add_row(*(escape(printable(cell, lines=True)) for cell in row))
+        print_table(table)
+        for line in summary.lines:
+            if line.state:
+                say_wrapped(f"{line.row.label}: {line.state}")
+        say_wrapped(f"{summary.question} {summary.answer}")
+    say(str(write(summaries, out or dirs[0])))

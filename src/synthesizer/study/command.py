@@ -1,0 +1,84 @@
+"""synthesizer compare."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synthesizer.experiment.console import Imports, Overrides, Plain, say, say_aside, say_wrapped
+
+
+def compare(
+    recipe: Annotated[
+        str, typer.Argument(help="A built-in recipe, a .toml file, or your data: .csv, .txt, ...")
+    ] = "python-docs",
+    synthesis: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A variant to train; may be repeated. By default the paper's Table 2 and controls."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Random seeds per variant; by default 3.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; by default one per core.")
+    ] = None,
+    match: Annotated[
+        str,
+        typer.Option(help="none, params or flops: give all variants dot's budget through d_ff."),
+    ] = "none",
+    tune: Annotated[int, typer.Option(min=0, help="Learning-rate search: trials per variant.")] = 0,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, help="How much worse is still no worse; by default per metric."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and a fifth of the steps; no verdict.")
+    ] = False,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines", help="Also train lightconv, dynamicconv, linformer, Universal."
+        ),
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print one train command per run; train nothing.")
+    ] = False,
+    overrides: Overrides = None,
+    imports: Imports = None,
+    plain: Plain = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Study directory; by default runs/RECIPE-HASH.")
+    ] = None,
+) -> None:
+    """Find out whether a task needs dot-product attention: train every variant, and report.
+
+    An interrupted comparison continues when the same command is run again.
+    """
+    from synthesizer.report.command import print_report
+    from synthesizer.study import compare as study
+    from synthesizer.study.plan import Asked
+
+    asked = Asked(
+        recipe=recipe,
+        syntheses=tuple(synthesis or ()),
+        seeds=seeds,
+        jobs=jobs,
+        match=match,
+        tune=tune,
+        margin=margin,
+        quick=quick,
+        baselines=baselines,
+        overrides=tuple(overrides or ()),
+        imports=tuple(imports or ()),
+        out=out,
+        command=shlex.join(["synthesizer", *sys.argv[1:]]),
+    )
+    if plan:
+        for line in study.list_commands(asked, say_aside):
+            say(line)
+        return
+    print_report([study.compare(asked, say_wrapped, plain=plain).out])

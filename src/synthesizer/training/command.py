@@ -1,0 +1,131 @@
+"""synthesizer train, evaluate and generate."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synthesizer.experiment.console import (
+    Imports,
+    Overrides,
+    Plain,
+    check_choice,
+    say,
+    say_aside,
+    silence_libraries,
+)
+from synthesizer.spec import import_modules
+from synthesizer.untrusted import printable
+
+RunDir = Annotated[Path, typer.Argument(help="A run directory.")]
+Weights = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="best, last or averaged; by default those in model/."),
+]
+CHECKPOINTS = (None, "best", "last", "averaged")
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe, or a .toml file.")],
+    synthesis: Annotated[
+        str | None, typer.Option(help="Synthesizing function: random, random+dot, ... (see list).")
+    ] = None,
+    overrides: Overrides = None,
+    imports: Imports = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; by default runs/RECIPE/SYNTHESIS/seedN.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print parameters, FLOPs, data and time; do not train.")
+    ] = False,
+    plain: Plain = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")
+    ] = False,
+) -> None:
+    """Train one recipe, or resume it, in a run directory."""
+    from synthesizer.experiment.recipe import load_recipe
+    from synthesizer.experiment.run import Run, default_path
+
+    loaded = load_recipe(
+        recipe, synthesis=synthesis, overrides=overrides or (), imports=imports or ()
+    )
+    silence_libraries()
+    if check:
+        from synthesizer.training.preview import describe
+
+        for line in describe(loaded):
+            say(line)
+        return
+    from synthesizer.experiment.progress import open_progress
+    from synthesizer.training.loop import fit
+
+    run = Run(out or default_path(loaded))
+    run.claim(loaded)
+    if run.is_finished:
+        say(f"{run.path} is finished; nothing to do")
+    progress = open_progress(plain=plain)
+    try:
+        result = fit(loaded, run, progress, tensorboard=tensorboard)
+    finally:
+        progress.close()
+    if result:
+        name = result["main_metric"]
+        say(f"{run.path}  test {name} {result['metrics'][name]:.4f}")
+
+
+def evaluate(
+    run: RunDir,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    checkpoint: Weights = None,
+    imports: Imports = None,
+) -> None:
+    """Evaluate a finished run on a split of its data."""
+    import_modules(imports or ())
+    check_choice("--split", split, ("train", "validation", "test"))
+    check_choice("--checkpoint", checkpoint, CHECKPOINTS)
+    silence_libraries()
+    from synthesizer.training.finish import measure
+
+    scores = measure(run, split, checkpoint)
+    for name, value in scores.metrics.items():
+        say(f"{name}\t{value:.4f}\t{scores.signatures.get(name, '')}".rstrip())
+
+
+def generate(
+    run: RunDir,
+    beam: Annotated[int | None, typer.Option(min=1, help="Number of beams; 1 is greedy.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Input lines per batch.")] = 16,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of new tokens.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed for --sample.")] = 1,
+    checkpoint: Weights = None,
+    imports: Imports = None,
+) -> None:
+    """Generate one line of stdout for each line of stdin, in order.
+
+    An invalid input line gives an error on stderr with its number, and an empty output line. A line
+    break in an output is written as \\n. A classifier prints every label and its probability.
+    """
+    import_modules(imports or ())
+    check_choice("--checkpoint", checkpoint, CHECKPOINTS)
+    silence_libraries()
+    import torch
+
+    from synthesizer.experiment.run import Run
+    from synthesizer.training.generate import Answerer, Asked
+
+    torch.manual_seed(seed)
+    asked = Asked(beam, sample, batch_size, max_new_tokens)
+    answerer = Answerer(Run(run), asked, checkpoint)
+    for number, answer in enumerate(answerer.answer(sys.stdin.buffer), start=1):
+        if answer.error is not None:
+            say_aside(f"synthesizer: line {number}: {printable(answer.error)}")
+        if sys.stdout.isatty():
+            say(answer.text)
+        else:  # a file gets the very answer
+            sys.stdout.write(answer.text + "\n")
+            sys.stdout.flush()
