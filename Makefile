@@ -2,6 +2,7 @@
 # made again only when pyproject.toml or constraints.txt change.
 #   make run      the main job            make check    ruff and mypy
 #   make test     the tests               make floor    the model tests on the oldest transformers
+#   make gpu      the GPU kernels, interpreted and compiled: triton, 286 MB; no GPU is needed
 # PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--index-url ..." reaches pip.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 JOBS ?= 2
 
-.PHONY: run test check format floor clean
+.PHONY: run test check format floor gpu clean
 
 run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
@@ -30,6 +31,10 @@ format: $(VENV)/ready
 
 floor: $(FLOOR)/ready
 	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py tests/test_mixers.py tests/test_universal.py
+
+gpu: $(VENV)/ready
+	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) -c constraints.txt -e ".[gpu]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_triton.py
 
 # The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
 $(VENV)/ready: pyproject.toml constraints.txt

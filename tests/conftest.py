@@ -6,6 +6,9 @@ import pytest
 # process with an illegal instruction. Without AMX the same tests run everywhere.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Triton reads this as it is imported: GPU kernels run on CPU tensors.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(autouse=True)
 def _own_data_folders(tmp_path, monkeypatch):
