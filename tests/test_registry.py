@@ -117,8 +117,8 @@ def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path
     command("train", "mine.toml", "--synthesis", spec, "--out", out, "--plain", cwd=tmp_path)
     result = json.loads((out / "result.json").read_text())
     assert result["metrics"]
-    assert "bits_per" in command("evaluate", out, cwd=tmp_path)
-    assert command("generate", out, "--beam", 1, cwd=tmp_path)
+    assert "bits_per" in command("evaluate", out, "--import", "decay_function", cwd=tmp_path)
+    assert command("generate", out, "--beam", 1, "--import", path.name, cwd=tmp_path)
     config = json.loads((out / "model" / "config.json").read_text())
     assert config["synthesis"] == spec
     assert config["imports"] == ["decay_function"]

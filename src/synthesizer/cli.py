@@ -2,6 +2,8 @@
 it needs when it is called, so that --help, list and recipes start at once.
 """
 
+import errno
+
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -69,6 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as stop:
         say_aside(f"synthesizer: {printable(str(stop))}")
         return 130
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        where = printable(str(error.filename))[:200]
+        say_aside(f"synthesizer: error: {where}: {error.strerror}; choose another path")
+        return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0

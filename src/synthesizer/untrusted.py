@@ -2,6 +2,7 @@
 
     who_else_may_write(path)          a file to execute, or to believe without a look at it
     check_regular_file(path)          a file to read: no device, pipe or socket, no hole of zeros
+    read_regular(path)                its text
     check_expansion(path, expanded)   a compressed file, before it is read
     check_folder_name(name, what)     text that becomes a folder
     check_links(folder)               a folder to write into or to delete from
@@ -21,7 +22,7 @@ from synthesizer.errors import UserError
 LIMIT = "SYNTHESIZER_MAX_BYTES"  # names what a small compressed file may expand to
 MAX_BYTES = 2**30
 MAX_RATIO = 100  # a file may always expand to so many times its size on disk
-LONGEST_NAME = 120  # bytes of a folder's name; file systems end at 255
+LONGEST_NAME = 200  # bytes of a folder's name; file systems end at 255
 VIRTUAL = ("/proc/", "/sys/")  # regular files that are none
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -68,19 +69,19 @@ def _group_may_write(place: Path, found: os.stat_result) -> bool:
 
 def check_regular_file(path: Path) -> None:
     """Refuse devices, pipes, sockets, what the kernel makes up, and a file that is mostly hole."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(
-            f"cannot read {printable(str(path))[:200]}: {why}; check the path"
-        ) from None
+    found = path.stat()
     if not stat.S_ISREG(found.st_mode) or os.path.realpath(path).startswith(VIRTUAL):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
         kind = kinds.get(stat.S_IFMT(found.st_mode), "a device or a file of the system")
         raise UserError(f"{path} is {kind}; expected a regular file: copy what it gives into one")
     on_disk = found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
     check_expansion(path, found.st_size, on_disk)
+
+
+def read_regular(path: Path) -> str:
+    """The UTF-8 text of a regular file; a missing one is an OSError, as ever."""
+    check_regular_file(path)
+    return path.read_text(encoding="utf-8")
 
 
 def check_expansion(path: Path, expanded: int, on_disk: int | None = None) -> None:

@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from synthesizer.benchmark.measure import Result, Row
 from synthesizer.report.page import Plot, Section, figures, page, table, text
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
+from synthesizer.untrusted import check_links
 
 HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
 
@@ -17,6 +18,7 @@ HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "pe
 def write(result: Result, command: str, directory: Path) -> Path:
     """Write all three files and return the page."""
     directory.mkdir(parents=True, exist_ok=True)
+    check_links(directory)
     told = {"command": command, **result.as_dict()}
     (directory / "bench.json").write_text(json.dumps(told, indent=1) + "\n")
     with (directory / "bench.csv").open("w", newline="") as stream:

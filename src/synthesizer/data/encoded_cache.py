@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import write_atomically
+from synthesizer.experiment.run import read_arrays, write_atomically
 from synthesizer.untrusted import who_else_may_write
 
 Array = NDArray[Any]
@@ -95,8 +95,7 @@ def _load(path: Path) -> Entry | None:
     try:
         if who_else_may_write(path) is not None:
             return None
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_arrays(path)
         return Entry(arrays, json.loads(arrays.pop(_META).tobytes()))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
         return None

@@ -82,7 +82,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     if not Path(folder).is_dir():
         raise UserError(f"text.tokenizer is {folder}, which is no folder; name a tokenizer folder")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         cause = str(error).splitlines()[0]
         raise UserError(f"{folder} holds no tokenizer ({cause}); expected tokenizer.json") from None

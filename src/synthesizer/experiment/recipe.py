@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from synthesizer import sizes
 from synthesizer.errors import UserError
+from synthesizer.untrusted import read_regular, who_else_may_write
 
 Kind = Literal["encoder_decoder", "decoder", "encoder"]
 
@@ -196,9 +197,10 @@ def load_recipe(
     `imports` are added to those of the recipe.
     """
     values, origin = _read(name_or_path)
+    _refuse_foreign_imports(Path(name_or_path), values.get("imports"), imports := list(imports))
     if synthesis is not None:
         values["synthesis"] = synthesis
-    if imports := list(imports):
+    if imports:
         values["imports"] = [*values.get("imports", []), *imports]
     for override in overrides:
         _apply(values, override)
@@ -252,7 +254,7 @@ def _read(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(name_or_path)
     if path.suffix == ".toml":
         try:
-            text, origin = path.read_text(encoding="utf-8"), str(path)
+            text, origin = read_regular(path), str(path)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
         except UnicodeDecodeError:
@@ -269,10 +271,29 @@ def _read(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
     return _parse(text, origin), origin
 
 
+def _refuse_foreign_imports(recipe: Path, named: object, trusted: list[str]) -> None:
+    """Importing executes: what a recipe names is imported unasked only where it is the user's own.
+
+    A run's own recipe.toml comes with the run, from whomever; --import repeats what is trusted.
+    """
+    for name in named if isinstance(named, list) else []:
+        if name in trusted or not isinstance(name, str):
+            continue
+        problem = f"{recipe} is the record of a run" if recipe.name == "recipe.toml" else None
+        for path in (recipe, Path(name)):
+            if problem is None and path.exists():
+                problem = who_else_may_write(path)
+        if problem is not None:
+            raise UserError(
+                f"{recipe} names {name!r} in imports, which would be executed, and {problem}; "
+                f"read it, and pass --import {name} if you trust it"
+            )
+
+
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{origin} is not valid TOML: {error}; mend the file") from None
 
 

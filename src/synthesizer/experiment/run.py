@@ -10,8 +10,10 @@ Every file is written beside its place and moved there, so a killed run is reada
 """
 
 import json
+import math
 import os
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +26,13 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
+from synthesizer.untrusted import (
+    check_expansion,
+    check_folder_name,
+    check_links,
+    check_regular_file,
+    read_regular,
+)
 
 STUDY = "study.json"  # what a comparison leaves beside its runs
 _ADVICE = "the old file is intact: free some space and run the same command again"
@@ -55,7 +64,7 @@ class Run:
         """The recipe it was made with."""
         path = self.path / "recipe.toml"
         try:
-            return parse_recipe(path.read_text(encoding="utf-8"), str(path))
+            return parse_recipe(read_regular(path), str(path))
         except OSError:
             raise UserError(
                 f"{self.path} holds no recipe.toml, so it is not a run; name a run directory"
@@ -65,7 +74,7 @@ class Run:
         """What a finished run reached."""
         path = self.path / "result.json"
         try:
-            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            result: dict[str, Any] = json.loads(read_regular(path))
         except OSError:
             raise UserError(
                 f"{self.path} holds no result.json; train the run to its end first"
@@ -96,6 +105,7 @@ class Run:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
+        check_links(self.path)
         with _locked(self.path / ".lock"):
             for leftover in self.path.glob(".*.partial"):  # of a killed process: the lock is ours
                 leftover.unlink(missing_ok=True)
@@ -153,7 +163,7 @@ class Run:
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_regular(path) if path.exists() else ""
         whole, _, _ = text.rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
@@ -161,7 +171,7 @@ class Run:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends."""
-    with path.open("w") as file:
+    with path.open("w") as file:  # which is no link: check_links
         try:
             import fcntl
 
@@ -178,13 +188,34 @@ def _locked(path: Path) -> Iterator[None]:
 
 def default_path(recipe: Recipe) -> Path:
     """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
-    return Path("runs") / recipe.name / spec_folder(recipe) / f"seed{recipe.seed}"
+    name = check_folder_name(recipe.name, "the recipe's name")
+    return Path("runs") / name / spec_folder(recipe) / f"seed{recipe.seed}"
 
 
 def spec_folder(recipe: Recipe) -> str:
     """What the runs of a recipe's synthesis are filed under."""
     specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
-    return "--".join(specs).replace(":", "_")
+    return check_folder_name("--".join(specs).replace(":", "_"), "the synthesis")
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz, once its directory and their headers say that they fit in memory."""
+    check_regular_file(path)
+    form = np.lib.format
+    with path.open("rb") as stream:
+        with zipfile.ZipFile(stream) as file:
+            members = file.infolist()
+            check_expansion(path, sum(member.file_size for member in members))
+            for member in members:
+                with file.open(member) as content:
+                    first = form.read_magic(content) == (1, 0)
+                    read = form.read_array_header_1_0 if first else form.read_array_header_2_0
+                    shape, _, dtype = read(content)
+                if math.prod(shape) * dtype.itemsize > member.file_size:  # it would be allocated
+                    raise ValueError(f"{path}: {member.filename} is shorter than it says")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as stored:
+            return dict(stored)
 
 
 def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _ADVICE) -> None:

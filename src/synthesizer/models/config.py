@@ -94,6 +94,7 @@ class SynthesizerConfig(PreTrainedConfig):
         return cls(**{**PRESETS[name], **changes})
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
+        _refuse_foreign_code(kwargs)
         specs = (self.synthesis, self.decoder_synthesis)
         require_registered(specs, self.imports or ())
         self._check_choices()
@@ -203,3 +204,14 @@ class SynthesizerConfig(PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 named = ", ".join(str(choice) for choice in allowed if choice)
                 raise UserError(f"{name}={getattr(self, name)!r}; choose from {named}")
+
+
+def _refuse_foreign_code(told: dict[str, Any]) -> None:
+    """A config.json may name code of others, which transformers would fetch and run."""
+    for key in ("attn_implementation", "_attn_implementation", "auto_map"):
+        named = told.get(key)
+        if isinstance(named, dict) or "/" in str(named):
+            raise UserError(
+                f"config.json has {key} {named!r}, which names code of others; a synthesizer needs "
+                "none: remove the key"
+            )

@@ -12,6 +12,7 @@ by recipe: those that differ in anything but synthesis and seed are never put in
 
 import json
 import tomllib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import leaves
-from synthesizer.experiment.run import STUDY, Run
+from synthesizer.experiment.run import STUDY, Run, read_arrays
 from synthesizer.spec import TABLE_2, normalize_spec
+from synthesizer.untrusted import read_regular
 
 RECIPE = "recipe.toml"
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
@@ -75,16 +76,15 @@ class Record:
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """An .npz of the run; empty where there is none that can be read."""
         try:
-            with np.load(self.path / name, allow_pickle=False) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, BadZipFile):
+            return read_arrays(self.path / name)
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
             return {}
 
     def samples(self) -> list[dict[str, str]]:
         """What samples.txt shows."""
         try:
-            return _parse_samples((self.path / "samples.txt").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
+            return _parse_samples(read_regular(self.path / "samples.txt"))
+        except (OSError, ValueError):
             return []
 
 
@@ -163,17 +163,19 @@ def read_run(path: Path) -> Record:
     """A run directory, whatever state it is in."""
     recipe: dict[str, Any] = {"name": path.name, "synthesis": "unknown", "seed": 0}
     try:
-        recipe |= tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        recipe |= tomllib.loads(read_regular(path / RECIPE))
+    except (OSError, ValueError, RecursionError) as error:
         return Record(path, recipe, None, f"unreadable recipe.toml ({type(error).__name__})")
     try:
-        text = (path / "result.json").read_text(encoding="utf-8")
+        text = read_regular(path / "result.json")
     except OSError:
         return Record(path, recipe, None)
+    except ValueError as error:
+        return Record(path, recipe, None, f"unreadable result.json ({error})")
     try:
         result = json.loads(text)
         float(result["metrics"][result["main_metric"]])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return Record(path, recipe, None, f"unreadable result.json ({type(error).__name__})")
     return Record(path, recipe, result)
 
@@ -181,9 +183,9 @@ def read_run(path: Path) -> Record:
 def _read_study(file: Path) -> Study:
     home = file.parent
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(read_regular(file))
         rows = tuple(_read_row(home, row) for row in stored["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} cannot be read ({type(error).__name__}: {error}); "
             "run the comparison again, or name its run directories"
@@ -195,6 +197,9 @@ def _read_study(file: Path) -> Study:
 
 
 def _read_row(home: Path, row: dict[str, Any]) -> Row:
+    for run in row["runs"]:
+        if Path(run).is_absolute() or ".." in Path(run).parts:
+            raise UserError(f"the run {run!r} of row {row['label']!r} is outside of {home}")
     runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
     told = {name: row.get(name) for name in ("error", "note", "left_out")}
     trials = tuple(row.get("trials") or ())

@@ -16,6 +16,7 @@ from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe
 from synthesizer.experiment.run import STUDY, spec_folder, write_atomically
 from synthesizer.spec import TABLE_2, import_modules, normalize_spec, unregistered, variants
 from synthesizer.study.guess import Guess, infer_recipe, is_data
+from synthesizer.untrusted import check_folder_name, read_regular
 
 CONTROL = "random+dot"  # whose parameters the second dot row has
 MATCHES = ("none", "params", "flops")
@@ -160,7 +161,8 @@ def draw_up(asked: Asked) -> Plan:
         shared,
         tuple(range(recipe.seed, recipe.seed + seeds)),
         tuple(_rows(asked, recipe)),
-        asked.out or Path("runs") / f"{recipe.name}-{digest}",
+        asked.out
+        or Path("runs") / check_folder_name(f"{recipe.name}-{digest}", "the study's name"),
         fingerprint,
         (*words, *_say_rates(asked, recipe)),
     )
@@ -257,13 +259,19 @@ def _refuse_to_mix(plan: Plan) -> None:
         if plan.out.exists() and any(not file.name.startswith(".") for file in plan.out.iterdir()):
             raise UserError(f"{plan.out} exists and is no comparison; choose another --out")
         return
-    there = json.loads(path.read_text(encoding="utf-8"))
-    changed = differences(parse_recipe(there["shared"], str(path)), plan.shared)
-    for name, value in (("match", plan.asked.match), ("tune", plan.asked.tune)):
-        if there[name] != value:
-            changed.append(f"--{name}: {there[name]} -> {value}")
-    if there["data"] != plan.fingerprint:
-        changed.append("the data have changed")
+    try:
+        there = json.loads(read_regular(path))
+        changed = differences(parse_recipe(there["shared"], str(path)), plan.shared)
+        for name, value in (("match", plan.asked.match), ("tune", plan.asked.tune)):
+            if there[name] != value:
+                changed.append(f"--{name}: {there[name]} -> {value}")
+        if there["data"] != plan.fingerprint:
+            changed.append("the data have changed")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not the record of a comparison ({type(error).__name__}: {error}); "
+            "choose another --out"
+        ) from None
     if changed:
         raise UserError(
             f"{plan.out} holds another comparison ({'; '.join(changed)}); "

@@ -17,6 +17,7 @@ from typing import Protocol, TextIO
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted, Interruption
 from synthesizer.study.worker import Message
+from synthesizer.untrusted import check_links
 
 TICK = 0.25  # seconds between looks at the clock
 LOCKED = 60.0  # seconds that workers of a killed study may take to leave
@@ -55,9 +56,10 @@ class LocalWorker:
         self._log = log
         home = str(Path(__file__).parents[2])  # the worker runs the code that started it
         path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+        # -P: a json.py in the directory where a study is started is not imported.
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "synthesizer.study.worker"],
+                [sys.executable, "-P", "-m", "synthesizer.study.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -225,6 +227,7 @@ def _lock(folder: Path) -> TextIO | None:
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_links(folder)
         file = (folder / ".lock").open("w")
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror}); check --out") from None

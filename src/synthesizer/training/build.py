@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
 from synthesizer.spec import import_modules, unregistered
+from synthesizer.untrusted import check_regular_file
 
 
 def build_config(
@@ -51,6 +52,7 @@ def build_model(
     model = MODELS[str(config.kind)](config)
     initialize_by_name(model, recipe.seed)
     if recipe.train.start_from is not None:
+        import_modules(recipe.imports)  # the other run's functions, where this recipe names them
         start_from(model, Path(recipe.train.start_from), recipe.seed)
     return model
 
@@ -83,9 +85,8 @@ def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
         raise UserError(
             f"train.start_from={run} holds no model/; name the directory of a finished run"
         )
-    import_functions(Run(run).recipe())
-    old_config = SynthesizerConfig.from_pretrained(home)
-    old: SynthesizerPreTrainedModel = MODELS[str(old_config.kind)].from_pretrained(home)
+    old = load_pretrained(home)
+    old_config = old.config
     lengths = (config.max_len, config.decoder_max_len)
     if lengths != (old_config.max_len, old_config.decoder_max_len):
         with torch.random.fork_rng(devices=[]):
@@ -94,11 +95,47 @@ def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
     load_weights(model, unique_weights(old), str(run))
 
 
+def load_pretrained(folder: Path) -> SynthesizerPreTrainedModel:
+    """The model of a Hugging Face folder: safetensors alone, no code of the folder, no network.
+
+    Its config.json may ask for more than its weights hold, so shapes are compared before memory is.
+    """
+    told = {"local_files_only": True, "trust_remote_code": False}
+    weights = folder / "model.safetensors"
+    try:
+        check_regular_file(folder / "config.json")
+        check_regular_file(weights)
+        config = SynthesizerConfig.from_pretrained(folder, **told)
+        with safe_open(weights, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if not config.universal and config.num_layers + config.num_decoder_layers > len(shapes):
+            raise UserError(
+                f"{folder}: config.json has more layers than {weights.name} has tensors"
+            )
+        with torch.device("meta"):
+            _check_shapes(MODELS[str(config.kind)](config), shapes, str(folder))
+        model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(
+            folder, config=config, use_safetensors=True, **told
+        )
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{folder} is not a model folder ({cause}); expected config.json and model.safetensors"
+        ) from None
+    return model
+
+
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
     """Fill a model, tied weights once; every name and shape must agree."""
-    named = model.state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    _check_shapes(model, {name: tuple(t.shape) for name, t in weights.items()}, origin)
+    model.load_state_dict(dict(weights), strict=False)
+
+
+def _check_shapes(model: nn.Module, given: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    """Refuse weights of which a name or a shape does not fit a model; tied ones come once."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = {name for name in shapes if name not in given and _has_twin(model, name, given)}
     wrong = [name for name in shapes if name not in tied and shapes[name] != given.get(name)]
     wrong += [name for name in given if name not in shapes]
@@ -109,7 +146,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
             f"{given.get(name, 'missing')} there and {shapes.get(name, 'missing')} here "
             f"({len(wrong)} differ); use the same model and synthesis"
         )
-    model.load_state_dict(dict(weights), strict=False)
 
 
 def unique_weights(model: nn.Module) -> dict[str, Tensor]:

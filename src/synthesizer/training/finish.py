@@ -14,17 +14,15 @@ from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run, provenance
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
-from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.cost import (
     cache_bytes_per_token,
     count_parameters,
     flops_per_token,
 )
-from synthesizer.models.heads import MODELS
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Scores, Task
 from synthesizer.training.attention_maps import inspect, mean_sharpness
-from synthesizer.training.build import build_model, import_functions, load_weights
+from synthesizer.training.build import build_model, load_pretrained, load_weights
 from synthesizer.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
@@ -150,12 +148,10 @@ def best_device() -> torch.device:
 
 def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrainedModel:
     """The model of a finished run, by default with the weights in model/."""
-    recipe = run.recipe()
+    run.recipe()
     if not run.is_finished:
         raise UserError(f"{run.path} is not finished; train it to its end first")
-    import_functions(recipe)
-    config = SynthesizerConfig.from_pretrained(run.model)
-    model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(run.model)
+    model = load_pretrained(run.model)
     if checkpoint is not None:
         path = run.checkpoints / f"{checkpoint}.safetensors"
         if checkpoint == "averaged" and not path.exists():
