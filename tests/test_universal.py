@@ -218,7 +218,7 @@ def test_a_new_model_uses_all_its_depth():
     model = SynthesizerForCausalLM(config()).eval()
     assert model(ids(2, 6)).num_steps.tolist() == [5.0, 5.0]
     halting = model.model.decoder.halting
-    assert torch.sigmoid(halting.bias).item() == pytest.approx(1 / 5)
+    assert torch.sigmoid(halting.bias).item() == pytest.approx(0.1 / 5)
     assert math.isfinite(model(ids(2, 6), labels=ids(2, 6)).loss.item())
 
 
@@ -269,3 +269,41 @@ def test_mistakes_are_told(changes, text):
     with pytest.raises(UserError) as caught:
         config(**changes)
     assert str(caught.value) == text
+
+
+def test_a_new_model_puts_nearly_all_its_weight_on_the_last_step():
+    for steps in (2, 6, 24):
+        shape = Shape(12, 3, 20, 9, causal=True)
+        p = UniversalStack(shape, "dot", num_steps=steps, halt_at=0.95).halting(
+            tokens(1, 9, 12).float()
+        )
+        assert (steps - 1) * p.max() < 0.1  # the rest goes to the last step
+
+
+def test_at_a_fixed_depth_the_output_is_the_state_after_the_last_step():
+    shape = Shape(12, 3, 20, 9, causal=True, universal=True)
+    stack = redrawn(UniversalStack(shape, "dot", num_steps=3, halt_at=None)).eval()
+    x, context = tokens(1, 9, 12), Context(None, torch.arange(9))
+    state = x
+    for step in range(3):
+        place = sinusoids(torch.arange(9), 12).to(x.dtype)
+        state = stack.layers[0](state + place + stack.signals.weight[step], context).x
+    output = stack(x, context)
+    torch.testing.assert_close(output.x, stack.stack.norm(state), **CLOSE)
+    assert output.num_steps.tolist() == [3]
+    assert output.ponder_cost is None
+
+
+def test_a_fixed_depth_model_trains_saves_and_loads(tmp_path):
+    model = SynthesizerForCausalLM(config("random+dot", fixed_depth=True)).eval()
+    assert not any("halting" in name for name, _ in model.named_parameters())
+    loss = model(ids(2, 8), labels=ids(2, 8)).loss
+    loss.backward()
+    model.save_pretrained(tmp_path)
+    again = SynthesizerForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(ids(2, 8)).logits, model(ids(2, 8)).logits)
+
+
+def test_a_fixed_depth_needs_a_universal_model():
+    with pytest.raises(UserError, match="fixed_depth=True without universal=True does nothing"):
+        SynthesizerConfig(fixed_depth=True)

@@ -60,6 +60,7 @@ class Defaults:
     label_smoothing: float = 0.0
     pooling: Pooling = "mean"
     universal: bool = False
+    fixed_depth: bool = False
     halting_epsilon: float = 0.05
     ponder_cost: float = 0.01
 

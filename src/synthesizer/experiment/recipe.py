@@ -119,6 +119,7 @@ class Model(_Part):
     attention_dropout: Share = _SIZE.attention_dropout
     pooling: sizes.Pooling = _SIZE.pooling
     universal: bool = _SIZE.universal  # one layer's weights at every depth
+    fixed_depth: bool = _SIZE.fixed_depth  # of universal: every token takes all steps
     halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = _SIZE.halting_epsilon
     ponder_cost: Annotated[float, Field(ge=0)] = _SIZE.ponder_cost
 
@@ -421,10 +422,14 @@ def _refuse_idle_keys(recipe: Recipe, origin: str) -> None:
                 f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "
                 f"(it is for {', '.join(tasks)})"
             )
-    for key in ("halting_epsilon", "ponder_cost"):
+    for key in ("halting_epsilon", "ponder_cost", "fixed_depth"):
         if not recipe.model.universal and _is_set(recipe.model, key):
             raise UserError(
                 f"{origin} [model]: {key} means nothing without universal = true; drop it"
+            )
+        if recipe.model.fixed_depth and key != "fixed_depth" and _is_set(recipe.model, key):
+            raise UserError(
+                f"{origin} [model]: {key} means nothing with fixed_depth = true; drop one of them"
             )
 
 

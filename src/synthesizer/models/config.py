@@ -40,6 +40,7 @@ class SynthesizerConfig(PreTrainedConfig):
     label_smoothing    applied by the model itself, in training only
     pooling            "cls" (the first real token) or "mean": what a classifier reads
     universal          one layer's weights in all num_layers steps; each token may stop earlier
+    fixed_depth        with universal: every token takes all steps
     halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
     ponder_cost        how much a step costs in the loss, in training only
     imports            set by the config itself: modules that register the user's own functions in
@@ -76,6 +77,7 @@ class SynthesizerConfig(PreTrainedConfig):
     label_smoothing: float | int = DEFAULTS.label_smoothing
     pooling: str = DEFAULTS.pooling
     universal: bool = DEFAULTS.universal
+    fixed_depth: bool = DEFAULTS.fixed_depth
     halting_epsilon: float | int = DEFAULTS.halting_epsilon
     ponder_cost: float | int = DEFAULTS.ponder_cost
     imports: list[str] | None = None
@@ -149,7 +151,8 @@ class SynthesizerConfig(PreTrainedConfig):
             positions=self.positions,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
-            halt_at=1 - self.halting_epsilon if self.universal else None,
+            universal=self.universal,
+            halt_at=None if self.fixed_depth else 1 - self.halting_epsilon,
         )
 
     def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
@@ -171,7 +174,7 @@ class SynthesizerConfig(PreTrainedConfig):
 
     def _check_universal(self) -> None:
         if not self.universal:
-            for name in ("halting_epsilon", "ponder_cost"):
+            for name in ("halting_epsilon", "ponder_cost", "fixed_depth"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise UserError(
                         f"{name}={getattr(self, name)} without universal=True does nothing; "

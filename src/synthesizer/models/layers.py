@@ -41,7 +41,8 @@ class Shape:
     positions: str = "sinusoidal"
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    halt_at: float | None = None  # weights shared over depth; a token stops at this probability
+    universal: bool = False  # one layer's weights at every depth
+    halt_at: float | None = None  # where they are shared: a token stops at this probability
 
     @property
     def bias(self) -> bool:

@@ -8,6 +8,8 @@ added before. A halting unit reads the new state x_t:
     y   = sum_t<N p_t x_t + R x_N        R = 1 - (p_1 + ... + p_N-1), the remainder
     cost = N + R                         to be kept small: the ponder cost
 
+At a fixed depth nothing halts: y is the state after the last step.
+
 All steps are always run. A token that has stopped keeps its state, which the others still look at,
 and its later weights are zero. So no example depends on its batch, and each step's cache is valid.
 """
@@ -22,6 +24,8 @@ from torch import Tensor, nn
 from synthesizer.attention.layer import Cache
 from synthesizer.models.layers import Context, Layer, Shape, Stack, StackOutput
 
+FIRST_HALT = 0.1  # of a new model's output, the share that stops before the last step, at most
+
 
 class Halting(nn.Module):
     """p = sigmoid(w x + b): whether a token has been thought about enough."""
@@ -34,9 +38,14 @@ class Halting(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with p = 1 / steps, so that a new model uses all its depth."""
+        """Start with p = FIRST_HALT / steps: nearly all of y is the state after the last step.
+
+        Steps that y hardly weighs hardly learn, so a model that halts early at first never learns
+        what its later steps could do, and halts there for good.
+        """
+        p = FIRST_HALT / self.num_steps
         nn.init.zeros_(self.weight)
-        nn.init.constant_(self.bias, -math.log(max(self.num_steps, 2) - 1))
+        nn.init.constant_(self.bias, math.log(p / (1 - p)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) -> (B, T)."""
@@ -73,12 +82,12 @@ class Progress:
 class UniversalStack(nn.Module):
     """One layer, run a fixed number of steps, with a learned signal for each."""
 
-    def __init__(self, shape: Shape, spec: str, *, num_steps: int, halt_at: float) -> None:
+    def __init__(self, shape: Shape, spec: str, *, num_steps: int, halt_at: float | None) -> None:
         super().__init__()
         self.num_steps, self.halt_at = num_steps, halt_at
         self.stack = Stack(shape, [spec])
         self.signals = nn.Embedding(num_steps, shape.d_model)
-        self.halting = Halting(shape.d_model, num_steps)
+        self.halting = None if halt_at is None else Halting(shape.d_model, num_steps)
 
     @property
     def shape(self) -> Shape:
@@ -112,14 +121,20 @@ class UniversalStack(nn.Module):
                 None if caches is None else caches[step],
                 None if memories is None else memories[0],
             )
+            output.weights.append(weights)
+            output.cross_weights.append(cross_weights)
+            if self.halting is None or self.halt_at is None:
+                x = y = new
+                continue
             x = torch.where(progress.running[..., None], new, x)
             last = step == self.num_steps - 1
             share = progress.step(self.halting(x), 0.0 if last else self.halt_at)
             y = y + share[..., None] * x
-            output.weights.append(weights)
-            output.cross_weights.append(cross_weights)
         output.x = stack.norm(y)
         output.states.append(output.x)
+        if self.halting is None:
+            output.num_steps = x.new_full(x.shape[:1], self.num_steps)
+            return output
         output.num_steps = _mean(progress.steps, context.attention_mask)
         output.ponder_cost = _mean(progress.steps + progress.remainder, context.attention_mask)
         return output
@@ -131,7 +146,7 @@ class UniversalStack(nn.Module):
 
 def build_stack(shape: Shape, specs: Sequence[str]) -> Stack | UniversalStack:
     """Layers above each other, or one layer as often where its weights are shared over depth."""
-    if shape.halt_at is None:
+    if not shape.universal:
         return Stack(shape, specs)
     return UniversalStack(shape, specs[0], num_steps=len(specs), halt_at=shape.halt_at)
 
