@@ -4,6 +4,8 @@ import csv
 import json
 import random
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +14,7 @@ from synthesizer.experiment.recipe import load_recipe
 from synthesizer.study.guess import infer_recipe, is_data
 from synthesizer.study.plan import Asked, draw_up
 from synthesizer.tasks import build_task
-from tiny import WORDS
+from tiny import WORDS, environment
 
 
 def sentence(rng, least=4, most=9):
@@ -167,9 +169,66 @@ def test_of_three_texts_the_user_chooses(tmp_path):
 def test_a_file_that_is_no_table_is_refused(tmp_path):
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)) * 40)
     with pytest.raises(
-        UserError, match=r"binary\.csv is no readable table \(.*\); check its format"
+        UserError, match=r"binary\.csv is not a readable table \(.*\); check its format"
     ):
         infer_recipe(str(tmp_path / "binary.csv"))
+
+
+def test_a_users_file_is_opened_twice_before_training_and_planning_draws_nothing(tmp_path):
+    """Once to plan and once to prepare; each hashes and parses through one handle."""
+    path = reviews(tmp_path / "reviews.csv")
+    script = f"""
+import sys
+opened = []
+sys.addaudithook(
+    lambda event, args: event == "open" and args[0] == {str(path)!r} and opened.append(args)
+)
+from pathlib import Path
+from synthesizer.study import compare
+from synthesizer.study.plan import Asked, draw_up
+plan = draw_up(Asked({str(path)!r}, out=Path({str(tmp_path / "out")!r})))
+assert len(opened) == 1, opened
+assert not {{"matplotlib", "torch", "transformers"}} & set(sys.modules)
+from synthesizer.tasks import build_task
+task = build_task(plan.recipe(plan.rows[0], 1))
+assert len(opened) == 2, opened
+assert task.report["columns"] == {{"text": "review", "label": "sentiment"}}
+assert plan.shared.data.columns == task.report["columns"]  # prepare infers nothing
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment(), "SYNTHESIZER_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_data_that_the_user_sets_are_the_data_of_the_study(tmp_path):
+    one, other = reviews(tmp_path / "reviews.csv"), reviews(tmp_path / "other.csv", rows=80)
+    plans = [
+        draw_up(Asked(str(one), overrides=sets, out=tmp_path / "out"))
+        for sets in ((), (f"data.train={other}",))
+    ]
+    assert plans[0].fingerprint != plans[1].fingerprint
+
+
+def test_records_of_two_languages_are_translated(tmp_path):
+    """The shape of the hub's own translation sets."""
+    path, rng = tmp_path / "pairs.jsonl", random.Random(8)
+    rows = [{"translation": {"fr": sentence(rng), "en": sentence(rng)}} for _ in range(60)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    _, recipe = guess(path)
+    assert recipe.data.columns == {"source": "translation.en", "target": "translation.fr"}
+    assert build_task(recipe).report["examples"]["train"] > 40
+
+
+def test_several_labels_a_row_are_refused(tmp_path):
+    path, rng = tmp_path / "rows.jsonl", random.Random(9)
+    rows = [{"text": sentence(rng), "labels": ["a", "b"][: 1 + n % 2]} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"row 1: column 'labels' holds a list; a classifier needs"):
+        infer_recipe(str(path))
 
 
 def test_a_word_that_is_no_file_is_a_recipe(tmp_path):

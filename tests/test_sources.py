@@ -4,11 +4,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from synthesizer.data.sources import data_folder, looks_like_header, open_source, read_files
+from synthesizer.data.sources import File, data_folder, looks_like_header, open_source
+from synthesizer.data.sources import read_files as read_opened_files
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Data
 
 ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
+
+
+def read_files(paths, **options):
+    return read_opened_files([File(path) for path in paths], **options)
 
 
 def fields(path, **options):
@@ -65,6 +70,28 @@ def test_a_first_row_of_sentences_is_no_header(tmp_path):
     assert not looks_like_header(["same", "same"])
 
 
+def test_a_pandas_csv_has_an_unnamed_index(tmp_path):
+    (tmp_path / "a.csv").write_text(",text,label\n0,good film,pos\n1,bad film,neg\n")
+    assert fields(tmp_path / "a.csv")[1] == {"index": "1", "text": "bad film", "label": "neg"}
+    assert not looks_like_header(["", "0"])
+
+
+def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(5000)))
+    source = open_source(Data(train=str(tmp_path / "a.txt")), None)
+    one, other = source.splits["train"](), source.splits["train"]()
+    ahead = [next(one) for _ in range(3000)]
+    pairs = list(zip(one, other, strict=False))
+    assert ahead[-1].fields == {"text": "line 2999"}
+    assert [(a.number, b.number) for a, b in pairs] == [(n + 3000, n) for n in range(1, 2001)]
+    assert len(list(source.splits["train"]())) == 5000
+
+
+def test_what_is_no_file_is_refused():
+    with pytest.raises(UserError, match="/dev/zero is not a regular file or a directory"):
+        open_source(Data(train="/dev/zero"), None)
+
+
 def test_the_header_can_be_said(tmp_path):
     (tmp_path / "a.csv").write_text("good,bad\nworse,best\n")
     assert len(fields(tmp_path / "a.csv", header=False)) == 2
@@ -104,7 +131,7 @@ def test_text_is_paragraphs_or_lines_or_files(tmp_path):
     ("name", "content", "message"),
     [
         ("a.xlsx", b"", "cannot read .*a.xlsx; expected .parquet, .jsonl, .csv, .tsv, .txt"),
-        ("a.parquet", b"no", "a.parquet is no readable parquet file"),
+        ("a.parquet", b"no", "a.parquet is not a readable parquet file"),
         ("a.csv", b"", "a.csv is empty; expected rows"),
     ],
 )
@@ -200,5 +227,5 @@ def test_the_fingerprint_follows_the_content(tmp_path):
 
 def test_a_wrong_data_folder_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"SYNTHESIZER_DATA is .*none, which is no folder"):
+    with pytest.raises(UserError, match=r"SYNTHESIZER_DATA is .*none, which is not a directory"):
         data_folder()

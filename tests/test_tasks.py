@@ -172,7 +172,7 @@ def test_bad_rows_stop_or_are_counted(tmp_path):
     rows[4]["target"] = " "
     del rows[9]["source"]
     path = write_jsonl(tmp_path / "pairs.jsonl", rows)
-    with pytest.raises(UserError, match=r"pairs.jsonl, row 5: column 'target' is empty; mend"):
+    with pytest.raises(UserError, match=r"pairs.jsonl, row 5: column 'target' is empty; fix"):
         build_task(small("translation", f"data.train={path}"))
     task = build_task(small("translation", f"data.train={path}", "data.skip_bad=true"))
     assert task.report["bad_rows"] == {
@@ -290,7 +290,7 @@ def test_every_byte_and_word_of_the_text_is_counted_once(book):
 
 
 def _texts(task):
-    stream, _ = task._stream.split("test")
+    stream, _ = task.split("test")
     ends = np.flatnonzero(stream == task.tokenizer.eos_token_id)
     return [task.tokenizer.decode(stream[a + 1 : b]) for a, b in itertools.pairwise(ends)]
 

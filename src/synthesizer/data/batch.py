@@ -3,9 +3,10 @@
 Letters: B batch, T tokens. Targets that are not scored are -100.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
+Tokens = TypeVar("Tokens", Array, list[int])
 
 IGNORED = -100
 NOISE_DENSITY = 0.15
@@ -37,22 +39,29 @@ class Ragged:
     offsets: Array  # (lists + 1,)
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int] | Array]) -> "Ragged":
+    def of(cls, lists: Iterable[Sequence[int]]) -> "Ragged":
         """Put lists end to end."""
-        arrays = [np.asarray(numbers, dtype=np.int32) for numbers in lists]
-        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
-        flat = np.concatenate([np.empty(0, np.int32), *arrays])
-        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        lists = list(lists)
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        flat = np.fromiter(itertools.chain.from_iterable(lists), np.int32, int(lengths.sum()))
+        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]))
+
+    @classmethod
+    def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """The lists of all parts, one part after the other."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        flat = np.concatenate([part.flat for part in parts])
+        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, place: int) -> Array:
-        return self.flat[self.offsets[place] : self.offsets[place + 1]]
+    def __getitem__(self, index: int) -> Array:
+        return self.flat[self.offsets[index] : self.offsets[index + 1]]
 
-    def take(self, places: Sequence[int]) -> "Ragged":
+    def take(self, indices: Sequence[int]) -> "Ragged":
         """Some of the lists, in the order asked."""
-        return Ragged.of([self[place] for place in places])
+        return Ragged.of([self[index].tolist() for index in indices])
 
     @property
     def lengths(self) -> Array:
@@ -64,16 +73,16 @@ def pair_batch(
     sources: Sequence[Array], targets: Sequence[Array], *, indices: Array, pad: int
 ) -> Batch:
     """Source and target texts for an encoder-decoder; the model itself shifts the targets."""
-    ids, labels = _pad(sources, pad), _pad(targets, IGNORED)
-    inputs = {"input_ids": ids, "attention_mask": _real(sources), "labels": labels}
+    ids, labels = pad_rows(sources, pad), pad_rows(targets, IGNORED)
+    inputs = {"input_ids": ids, "attention_mask": real_tokens(sources), "labels": labels}
     return _batch(inputs, _total(sources) + _total(targets), indices)
 
 
 def label_batch(texts: Sequence[Array], labels: Array, *, indices: Array, pad: int) -> Batch:
     """Texts and the number of their class."""
     inputs = {
-        "input_ids": _pad(texts, pad),
-        "attention_mask": _real(texts),
+        "input_ids": pad_rows(texts, pad),
+        "attention_mask": real_tokens(texts),
         "labels": torch.from_numpy(labels.astype(np.int64)),
     }
     return _batch(inputs, _total(texts), indices)
@@ -81,7 +90,7 @@ def label_batch(texts: Sequence[Array], labels: Array, *, indices: Array, pad: i
 
 def window_batch(windows: Sequence[Array], *, indices: Array, pad: int) -> Batch:
     """Windows of a stream; the model compares the output at i with label i + 1."""
-    labels = _pad(windows, IGNORED)
+    labels = pad_rows(windows, IGNORED)
     labels[:, 0] = IGNORED  # compared with nothing, and counted as nothing
     return _decoder_batch(windows, labels, indices, pad)
 
@@ -89,12 +98,12 @@ def window_batch(windows: Sequence[Array], *, indices: Array, pad: int) -> Batch
 def probe_batch(
     inputs: Sequence[Array], targets: Sequence[Array], *, indices: Array, pad: int
 ) -> Batch:
-    """Sequences whose output i is asked for target[i]: labels stand one place later.
+    """Sequences whose output i is asked for target[i]: labels are shifted by one.
 
     inputs (T + 1,) end in one token beyond the last question; targets (T,).
     """
     shifted = [np.concatenate([[IGNORED], target]) for target in targets]
-    return _decoder_batch(inputs, _pad(shifted, IGNORED), indices, pad)
+    return _decoder_batch(inputs, pad_rows(shifted, IGNORED), indices, pad)
 
 
 def own_part(examples: Array, make: Callable[[Array], Batch], rank: int, world: int) -> Batch:
@@ -116,11 +125,11 @@ def num_windows(tokens: int, stride: int) -> int:
     return -(-(tokens - 1) // stride)
 
 
-def window(stream: Array, place: int, *, length: int, stride: int) -> Array:
-    """The place-th window. With a stride of length - 1 it begins with the last token of the one
+def window(stream: Array, index: int, *, length: int, stride: int) -> Array:
+    """The index-th window. With a stride of length - 1 it begins with the last token of the one
     before, so that each token of the stream but the first is predicted exactly once.
     """
-    return stream[place * stride : place * stride + length]
+    return stream[index * stride : index * stride + length]
 
 
 def corrupted_lengths(tokens: int) -> tuple[int, int]:
@@ -171,9 +180,9 @@ def _split_randomly(total: int, parts: int, rng: np.random.Generator) -> Array:
 
 def _decoder_batch(rows: Sequence[Array], labels: Tensor, indices: Array, pad: int) -> Batch:
     """A mask only where something is padded: full windows take the path without one."""
-    inputs = {"input_ids": _pad(rows, pad), "labels": labels}
+    inputs = {"input_ids": pad_rows(rows, pad), "labels": labels}
     if len({len(row) for row in rows}) > 1:
-        inputs["attention_mask"] = _real(rows)
+        inputs["attention_mask"] = real_tokens(rows)
     return _batch(inputs, _total(rows), indices)
 
 
@@ -182,18 +191,21 @@ def _batch(inputs: dict[str, Tensor], num_tokens: int, indices: Array) -> Batch:
     return Batch(inputs, num_targets, num_tokens, tuple(int(index) for index in indices))
 
 
-def _pad(rows: Sequence[Array], value: int) -> Tensor:
-    """(B, T), filled up on the right."""
-    padded = np.full((len(rows), max(len(row) for row in rows)), value, dtype=np.int64)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
+def pad_rows(rows: Sequence[Tokens], value: int, *, left: bool = False) -> Tensor:
+    """(B, T), filled up on the right, or on the left for a decoder that goes on writing."""
+    width = max(len(row) for row in rows)
+    padded = np.full((len(rows), width), value, dtype=np.int64)
+    for index, row in enumerate(rows):
+        begin = width - len(row) if left else 0
+        padded[index, begin : begin + len(row)] = row
     return torch.from_numpy(padded)
 
 
-def _real(rows: Sequence[Array]) -> Tensor:
+def real_tokens(rows: Sequence[Tokens], *, left: bool = False) -> Tensor:
     """(B, T), True where a token is real."""
     lengths = torch.tensor([len(row) for row in rows])
-    return torch.arange(int(lengths.max())) < lengths[:, None]
+    columns = torch.arange(int(lengths.max()))
+    return (columns.flip(0) if left else columns) < lengths[:, None]
 
 
 def _total(rows: Sequence[Array]) -> int:

@@ -25,7 +25,7 @@ NAMES = {
 
 T = TypeVar("T")
 
-_SAMPLE = 1000
+SAMPLE = 1000  # rows that columns are inferred from
 _MAX_LABELS = 1000
 
 
@@ -35,30 +35,61 @@ class BadRow(Exception):  # noqa: N818  not an error until Faults makes it one
 
 @dataclass
 class Faults:
-    """Bad rows: the first one stops, or with skip_bad each is counted by its cause."""
+    """Bad rows, counted by their cause; without skip_bad the first is an error.
+
+    The error waits for the end of the split, so that it can say how many rows are bad, unless the
+    split is one that is never read to its end.
+    """
 
     skip: bool
+    endless: bool = False
     counts: Counter[str] = field(default_factory=Counter)
+    first: str | None = None
 
     def note(self, row: Row, cause: str) -> None:
-        """Count a bad row or stop at it."""
-        if not self.skip:
-            raise UserError(
-                f"{row.file}, row {row.number}: {cause}; mend the row, or set data.skip_bad=true "
-                "to leave such rows out and have them counted"
-            )
+        """Count a bad row."""
         self.counts[cause] += 1
+        self.first = self.first or f"{row.file}, row {row.number}: {cause}"
+        if self.endless:
+            self.check("")
+
+    def check(self, share: str) -> None:
+        """Stop at the first bad row unless such rows are skipped."""
+        if self.first and not self.skip:
+            raise UserError(
+                f"{self.first}; fix the row, or set data.skip_bad=true to leave such rows out and "
+                f"have them counted{share}"
+            )
 
 
 def read_rows(rows: Iterable[Row], read: Callable[[Row], T], faults: Faults) -> Iterator[T]:
     """What `read` makes of each good row."""
-    for row in rows:
+    number = 0
+    for number, row in enumerate(rows, start=1):  # noqa: B007  counted once, at the end
         try:
             if row.fault:
                 raise BadRow(row.fault)
-            yield read(row)
-        except BadRow as bad:
-            faults.note(row, str(bad))
+            made = read(row)
+        except BadRow as cause:
+            faults.note(row, str(cause))
+            continue
+        yield made
+    bad = faults.counts.total()
+    faults.check(f" ({bad:,} of {number:,} rows, {bad / max(1, number):.1%})")
+
+
+def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with those of structs beside them: {"translation": {"en": x}} is translation.en."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        inner = value.items() if isinstance(value, Mapping) else ()
+        flat |= {f"{name}.{key}": item for key, item in inner} or {name: value}
+    return flat
+
+
+def is_known(name: str, *roles: str) -> bool:
+    """Whether a column, or the end of a dotted one, has a name by which a role is known."""
+    return any(name.rpartition(".")[2].lower() in NAMES[role] for role in roles)
 
 
 def value_of(row: Row, column: str) -> Any:  # noqa: ANN401  whatever the file holds
@@ -80,9 +111,9 @@ def text_of(row: Row, column: str, *, blank: bool = False) -> str:
     """A field that is text, or a list of texts joined by spaces; empty only where blank may be."""
     value = value_of(row, column)
     parts = value if isinstance(value, list) else [value]
-    if not all(isinstance(part, str) for part in parts):
+    if not isinstance(value, str) and not all(isinstance(part, str) for part in parts):
         raise BadRow(f"column '{column}' holds {type(value).__name__}, not text")
-    text = " ".join(parts)
+    text = value if isinstance(value, str) else " ".join(parts)
     check_utf8(text, column)
     if not blank and not text.strip():
         raise BadRow(f"column '{column}' is empty")
@@ -101,6 +132,8 @@ def texts_of(row: Row, column: str) -> list[str]:
 
 def check_utf8(text: str, column: str) -> None:
     """Refuse what was not UTF-8 in the file."""
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -110,6 +143,8 @@ def check_utf8(text: str, column: str) -> None:
 def label_of(row: Row, column: str) -> str:
     """A field that names a class: text, or a number written out."""
     value = value_of(row, column)
+    if isinstance(value, list | Mapping):
+        raise BadRow(f"column '{column}' holds a {type(value).__name__}; expected one label a row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = str(value).strip()
@@ -137,7 +172,7 @@ def infer_columns(
         raise UserError(
             f"data.columns names the role '{unknown[0]}'; this task has {', '.join(roles)}"
         )
-    sample = [row.fields for row in itertools.islice(rows, _SAMPLE) if not row.fault]
+    sample = [flat_fields(row.fields) for row in itertools.islice(rows, SAMPLE) if not row.fault]
     if not sample:
         raise UserError("the train split has no readable row; check data.train")
     names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
@@ -149,7 +184,12 @@ def infer_columns(
             )
     for role in roles:
         free = [name for name in names if name not in chosen.values()]
-        known = [name for wanted in NAMES[role] for name in free if name.lower() == wanted]
+        known = [
+            name
+            for wanted in NAMES[role]
+            for name in free
+            if name.rpartition(".")[2].lower() == wanted
+        ]
         if role not in chosen and known:
             chosen[role] = known[0]
     for role in roles:
@@ -160,8 +200,8 @@ def infer_columns(
 
 
 def _has(names: list[str], column: str) -> bool:
-    struct, _, inner = column.partition(".")
-    return column in names or struct in names or inner in names
+    """Whether the data have a column, or its last part as the column of a flat copy."""
+    return column in names or column.partition(".")[2] in names
 
 
 def _guess(role: str, free: list[str], names: list[str], sample: list[dict[str, Any]]) -> str:
@@ -198,23 +238,22 @@ def infer_labels(values: Iterable[str], column: str) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=int if numeric else None))
 
 
-def cut_splits(keys: Iterable[str], missing: list[str], share: float) -> dict[bytes, str]:
+def cut_splits(hashes: Iterable[bytes], missing: list[str], share: float) -> dict[bytes, str]:
     """Which split each missing one takes of train: hashes of content in order, equal ones together.
 
     Adding rows moves few others, and an input that occurs twice is never in two splits.
     """
-    hashes = sorted({hash_text(key) for key in keys})
-    if len(hashes) <= len(missing):
+    ordered = sorted(set(hashes))
+    if len(ordered) <= len(missing):
         raise UserError(
-            f"train has {len(hashes)} different examples, too few to cut {' and '.join(missing)} "
+            f"train has {len(ordered)} different examples, too few to cut {' and '.join(missing)} "
             "from it; give those files"
         )
-    size = max(1, round(share * len(hashes)))
-    size = min(size, (len(hashes) - 1) // len(missing))
+    size = min(max(1, round(share * len(ordered))), (len(ordered) - 1) // len(missing))
     return {
         value: split
-        for place, split in enumerate(missing)
-        for value in hashes[place * size : (place + 1) * size]
+        for number, split in enumerate(missing)
+        for value in ordered[number * size : (number + 1) * size]
     }
 
 

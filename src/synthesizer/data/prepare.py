@@ -3,15 +3,24 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.data.batch import Ragged
-from synthesizer.data.columns import Faults, cut_splits, hash_text, infer_columns, read_rows
+from synthesizer.data.columns import (
+    SAMPLE,
+    Faults,
+    cut_splits,
+    hash_text,
+    infer_columns,
+    read_rows,
+)
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
 from synthesizer.data.tokenizer import encode, fingerprint, load_tokenizer, wrap
@@ -20,61 +29,109 @@ from synthesizer.experiment.recipe import Data, Recipe
 
 T = TypeVar("T")
 
+Array = NDArray[Any]
 Fields = tuple[str, ...]  # of one example; the first is its input
 Columns = dict[str, str]  # role -> column
 
 CHUNK = 4096
 
 
-class Examples:
-    """The examples of each split, read as often as asked; `report` says what was met.
+class Table:
+    """Examples by column, packed: Python's own strings take 50 bytes beside their characters."""
 
-    `read` makes the examples of one row; rows are cut into missing splits by their inputs.
+    def __init__(self, columns: list[pa.ChunkedArray]) -> None:
+        self._columns = columns
+
+    @classmethod
+    def of(cls, examples: Iterable[Fields]) -> "Table":
+        """Pack examples, a chunk at a time."""
+        packed: list[list[pa.Array]] = []
+        for chunk in chunked(examples, CHUNK):
+            fields = zip(*chunk, strict=True)
+            packed.append([pa.array(column, pa.large_string()) for column in fields])
+        return cls([pa.chunked_array(chunks) for chunks in zip(*packed, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self._columns[0]) if self._columns else 0
+
+    def column(self, index: int) -> Iterator[str]:
+        """One field of each example."""
+        for chunk in self._columns[index].chunks:
+            yield from chunk.to_pylist()
+
+    def chunks(self) -> Iterator[list[Fields]]:
+        """All examples, some thousand at a time."""
+        for begin in range(0, len(self), CHUNK):
+            columns = (column.slice(begin, CHUNK).to_pylist() for column in self._columns)
+            yield list(zip(*columns, strict=True))
+
+    def take(self, chosen: Array) -> "Table":
+        """Those where `chosen` is true."""
+        mask = pa.array(chosen)
+        return Table([column.filter(mask) for column in self._columns])
+
+
+class Examples:
+    """The examples of each split, read once; `report` says what was found.
+
+    `read` makes the examples of one row; a missing split is cut from train by the hash of the
+    inputs. Train is read at once, the other files when they are asked for.
     """
 
     def __init__(
         self,
         data: Data,
         source: Source,
-        roles: Fields,
+        roles: Fields | Callable[[list[Row]], Fields],
         read: Callable[[Row, Columns], list[Fields]],
     ) -> None:
         self._data, self._source, self._read = data, source, read
-        self.columns = infer_columns(source.splits["train"](), roles, data.columns)
+        rows = source.splits["train"]()
+        sample = list(islice(rows, SAMPLE))
+        named = roles(sample) if callable(roles) else roles
+        self.columns = infer_columns(sample, named, data.columns)
         self.report: dict[str, Any] = {"origin": source.origin, "columns": self.columns}
         self.report |= {"examples": {}, "bad_rows": {}}
-        self._missing = [split for split in SPLITS if split not in source.splits]
-        self._cut: dict[bytes, str] = {}
-        if self._missing:
-            keys = (_key(examples) for examples in self._rows("train", Faults(data.skip_bad)))
-            self._cut = cut_splits(keys, self._missing, data.holdout)
-            self.report["cut_from_train"] = {
-                "splits": self._missing,
-                "share": data.holdout,
-                "by": "hash of the input",
-            }
+        self._tables: dict[str, Table] = {}
+        missing = [split for split in SPLITS if split not in source.splits]
+        if not missing:
+            self._tables["train"] = Table.of(self._examples("train", chain(sample, rows)))
+            return
+        hashes: list[bytes] = []
+        whole = Table.of(self._examples("train", chain(sample, rows), hashes))
+        cut = cut_splits(hashes, missing, data.holdout)
+        homes = np.array([cut.get(value, "train") for value in hashes])
+        self._tables = {split: whole.take(homes == split) for split in ("train", *missing)}
+        by = {"splits": missing, "share": data.holdout, "by": "hash of the input"}
+        self.report["cut_from_train"] = by
 
-    def split(self, split: str) -> Iterator[Fields]:
+    def split(self, split: str) -> Table:
         """The examples of one split, in order."""
-        faults, count = Faults(self._data.skip_bad), 0
-        home = "train" if split in self._missing else split
-        for examples in self._rows(home, faults):
-            if home != "train" or self._cut.get(hash_text(_key(examples)), "train") == split:
-                count += len(examples)
-                yield from examples
-        if count == 0:
+        if split not in self._tables:
+            self._tables[split] = Table.of(self._examples(split, self._source.splits[split]()))
+        table = self._tables[split]
+        if not len(table):
             raise UserError(f"the {split} split has no example; check [data]")
-        self.report["examples"][split] = count
-        if faults.counts and home == split:
+        self.report["examples"][split] = len(table)
+        return table
+
+    def whole_column(self, index: int) -> Iterator[str]:
+        """One field of every example of the train files, those of splits cut from it included."""
+        cut = self.report.get("cut_from_train", {"splits": []})["splits"]
+        return chain.from_iterable(self._tables[s].column(index) for s in ("train", *cut))
+
+    def _examples(
+        self, split: str, rows: Iterable[Row], hashes: list[bytes] | None = None
+    ) -> Iterator[Fields]:
+        """Those of every good row; `hashes` gets one of each example, of all its row's inputs."""
+        faults = Faults(self._data.skip_bad)
+        for examples in read_rows(rows, lambda row: self._read(row, self.columns), faults):
+            if hashes is not None:
+                key = "\0".join(fields[0] for fields in examples)
+                hashes += [hash_text(key)] * len(examples)
+            yield from examples
+        if faults.counts:
             self.report["bad_rows"][split] = dict(faults.counts)
-
-    def _rows(self, home: str, faults: Faults) -> Iterator[list[Fields]]:
-        rows = self._source.splits[home]()
-        return read_rows(rows, lambda row: self._read(row, self.columns), faults)
-
-
-def _key(examples: list[Fields]) -> str:
-    return "\0".join(fields[0] for fields in examples)
 
 
 @dataclass(frozen=True)
@@ -100,31 +157,34 @@ class Fitter:
         self._closed = closed  # by the end of text, whatever the tokenizer does
         self.report: dict[str, dict[str, int]] = {}
 
-    def encode(self, split: str, examples: Iterable[Fields]) -> tuple[list[Ragged], list[Fields]]:
+    def encode(self, split: str, examples: Table) -> tuple[list[Ragged], Table]:
         """Token numbers of the first fields, one Ragged each, and the examples kept."""
         counts: Counter[str] = Counter()
-        sides: list[list[list[int]]] = [[] for _ in self._limits]
-        kept: list[Fields] = []
-        for chunk in chunked(examples, CHUNK):
+        parts: list[list[Ragged]] = []
+        kept: list[bool] = []
+        for chunk in examples.chunks():
             encoded = [
                 encode(self._tokenizer, [fields[side] for fields in chunk], closed=self._closed)
                 for side in range(len(self._limits))
             ]
-            for fields, *ids in zip(chunk, *encoded, strict=True):
-                fitted = self._fit(split, fields, ids, counts)
-                if fitted is not None:
-                    kept.append(fields)
-                    for side, tokens in zip(sides, fitted, strict=True):
-                        side.append(tokens)
-        if not kept:
+            fitted = [
+                self._fit(split, fields, ids, counts)
+                for fields, *ids in zip(chunk, *encoded, strict=True)
+            ]
+            kept += [ids is not None for ids in fitted]
+            columns = zip(*(ids for ids in fitted if ids is not None), strict=True)
+            parts.append([Ragged.of(column) for column in columns])
+        if not any(kept):
             raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
         if counts:
             self.report[split] = dict(counts)
-        return [Ragged.of(side) for side in sides], kept
+        sides = [Ragged.join(side) for side in zip(*filter(None, parts), strict=True)]
+        return sides, examples if all(kept) else examples.take(np.array(kept))
 
     def _fit(
         self, split: str, fields: Fields, ids: list[list[int]], counts: Counter[str]
     ) -> list[list[int]] | None:
+        """The token lists of one example, cut where they are too long; None drops it."""
         long = [
             (limit, tokens)
             for limit, tokens in zip(self._limits, ids, strict=True)
@@ -213,11 +273,6 @@ def load_text(text: str) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
 
     return wrap(Tokenizer.from_str(text))
-
-
-def side_of(examples: Iterable[Fields], side: int) -> Iterator[str]:
-    """One field of each example."""
-    return (fields[side] for fields in examples)
 
 
 def chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:

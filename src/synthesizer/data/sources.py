@@ -5,16 +5,17 @@ A row that cannot be read is still a row, with a fault: columns.Faults decides w
 
 import csv
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Data
@@ -23,11 +24,11 @@ SPLITS = ("train", "validation", "test")
 
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
 _HEADER_CELL = re.compile(r"[^\W\d][\w-]*( [\w-]+){0,2}")
+_INDEX = "index"  # the name of a csv's first column where pandas wrote none
 
 
-@dataclass(frozen=True)
-class Row:
-    """One record, and where it stands for the error that may name it."""
+class Row(NamedTuple):
+    """One record, and where it is in its file for the error that may name it."""
 
     file: str
     number: int  # line of a text file, else record, from 1
@@ -35,13 +36,98 @@ class Row:
     fault: str | None = None
 
 
-@dataclass(frozen=True)
+class File:
+    """A data file, or a folder of text; hashing and reading share one open handle."""
+
+    _idle: io.BufferedReader | None = None
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise UserError(f"{path} does not exist; check data.train, data.validation, data.test")
+        if not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is not a regular file or a directory; name one of them")
+        self.path = path
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._idle is not None:
+            self._idle.close()
+
+    @contextmanager
+    def opened(self) -> Iterator[io.BufferedReader]:
+        """The content from its beginning; a second reader at the same time gets its own handle."""
+        try:
+            handle, self._idle = self._idle or self.path.open("rb"), None
+        except OSError as error:
+            raise UserError(f"cannot read {self.path}: {error.strerror}; check the file") from None
+        try:
+            handle.seek(0)
+            yield handle
+        finally:
+            self._close()  # where another reader was done first
+            self._idle = handle
+
+    def digest(self) -> bytes:
+        """The name and the SHA-256 of the content, of every file below a directory."""
+        if self.path.is_dir():
+            return b"".join(File(path).digest() for path in _files_below(self.path))
+        with self.opened() as stream:
+            name = self.path.name.encode()
+            return name + hashlib.file_digest(stream, "sha256").digest()
+
+    def lines(self) -> Iterator[str]:
+        """Lines up to each newline alone; bytes that are not UTF-8 arrive as lone surrogates."""
+        with self.opened() as stream:
+            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="\n")
+            try:
+                for line in text:
+                    plain = "\r" not in line[-2:]
+                    yield line if plain else line.removesuffix("\n").removesuffix("\r") + "\n"
+            finally:
+                text.detach()  # or it would close the handle
+
+    def rows(self, header: bool | None = None) -> Iterator[Row]:
+        """What a file holds, by its suffix."""
+        if self.path.is_dir():
+            return _text_folder(self.path)
+        suffix = self.path.suffix
+        if suffix in (".csv", ".tsv"):
+            return _delimited(self, header)
+        readers = {".parquet": _parquet, ".jsonl": _jsonl}
+        reader = readers.get(suffix, _text if suffix in (".txt", ".text", ".md", "") else None)
+        if reader is None:
+            raise UserError(
+                f"cannot read {self.path}; expected {', '.join(_DATA_SUFFIXES)}, .txt, a directory "
+                "of text files, or several plain text files that pair line by line"
+            )
+        return reader(self)
+
+
 class Source:
     """The splits of one data set: each can be read again and again."""
 
-    origin: str  # in the words of the report
-    fingerprint: str  # changes with the content
-    splits: dict[str, Callable[[], Iterator[Row]]] = field(repr=False)
+    def __init__(
+        self,
+        origin: str,  # in the words of the report
+        splits: Mapping[str, Callable[[], Iterator[Row]]],
+        *,
+        files: Sequence[File] = (),
+        version: str = "",
+    ) -> None:
+        self.origin, self.splits = origin, splits
+        self._files, self._version = files, version
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What changes with the content."""
+        content = [file.digest() for file in self._files]
+        return hashlib.sha256(b"".join([self._version.encode(), *content])).hexdigest()
+
+    def with_splits(self, splits: Mapping[str, Callable[[], Iterator[Row]]]) -> "Source":
+        """The same content, read in another way."""
+        return Source(self.origin, splits, files=self._files, version=self._version)
 
 
 def open_source(data: Data, folder: Path | None) -> Source:
@@ -57,162 +143,142 @@ def open_source(data: Data, folder: Path | None) -> Source:
         return _from_hub(data, folder)
     raise UserError(
         "the recipe names no data; set data.train to a file "
-        f"({', '.join(_DATA_SUFFIXES)}, .txt or a folder of text), or data.hub to a data set"
+        f"({', '.join(_DATA_SUFFIXES)}, .txt or a directory of text), or data.hub to a data set"
     )
 
 
 def data_folder() -> Path | None:
-    """The folder of local copies, from SYNTHESIZER_DATA."""
+    """The directory of local copies, from SYNTHESIZER_DATA."""
     name = os.environ.get("SYNTHESIZER_DATA")
     if name and not Path(name).is_dir():
-        raise UserError(f"SYNTHESIZER_DATA is {name}, which is no folder; correct or unset it")
+        raise UserError(f"SYNTHESIZER_DATA is {name}, which is not a directory; fix or unset it")
     return Path(name) if name else None
 
 
 def _from_files(data: Data) -> Source:
     named = {"train": data.train, "validation": data.validation, "test": data.test}
-    paths = {
-        split: tuple(Path(name) for name in ((files,) if isinstance(files, str) else files))
-        for split, files in named.items()
-        if files
+    files = {
+        split: [File(Path(name)) for name in ((names,) if isinstance(names, str) else names)]
+        for split, names in named.items()
+        if names
     }
-    if "train" not in paths:
-        raise UserError(f"data.{next(iter(paths))} is given without data.train; give data.train")
+    if "train" not in files:
+        raise UserError(f"data.{next(iter(files))} is given without data.train; give data.train")
+    every = [file for group in files.values() for file in group]
     return Source(
-        origin="files " + ", ".join(str(path) for group in paths.values() for path in group),
-        fingerprint=_digest(path for group in paths.values() for path in group),
-        splits={
-            split: partial(read_files, group, header=data.header) for split, group in paths.items()
-        },
+        "files " + ", ".join(str(file.path) for file in every),
+        {split: partial(read_files, group, header=data.header) for split, group in files.items()},
+        files=every,
     )
 
 
-def read_files(paths: tuple[Path, ...], *, header: bool | None = None) -> Iterator[Row]:
+def read_files(files: Sequence[File], *, header: bool | None = None) -> Iterator[Row]:
     """Rows of one file or folder, or of plain text files that pair line by line."""
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path} does not exist; check data.train, data.validation, data.test")
-    if len(paths) > 1:
-        return _parallel(paths)
-    (path,) = paths
-    if path.is_dir():
-        return _text_folder(path)
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.suffix == ".jsonl":
-        return _jsonl(path)
-    if path.suffix in (".csv", ".tsv"):
-        return _delimited(path, header)
-    if path.suffix in (".txt", ".text", ".md", ""):
-        return _text(path)
-    raise UserError(
-        f"cannot read {path}; expected {', '.join(_DATA_SUFFIXES)}, .txt, a folder of text files, "
-        "or several plain text files that pair line by line"
-    )
+    return _parallel(files) if len(files) > 1 else files[0].rows(header)
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(file: File) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    name, numbers = str(file.path), itertools.count(1)
     try:
-        numbers = itertools.count(1)
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+        with file.opened() as stream:
+            for batch in pq.ParquetFile(stream).iter_batches():
                 for fields in batch.to_pylist():
-                    yield Row(str(path), next(numbers), fields)
+                    yield Row(name, next(numbers), fields)
     except pa.ArrowException as error:
-        raise UserError(f"{path} is no readable parquet file: {error}; write it again") from None
+        raise UserError(f"{name} is not a readable parquet file: {error}; write it again") from None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Lines ended by newline alone; bytes that are not UTF-8 arrive as lone surrogates."""
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-            for line in file:
-                yield line.removesuffix("\n").removesuffix("\r")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check the file") from None
-
-
-def _jsonl(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(_lines(path), start=1):
+def _jsonl(file: File) -> Iterator[Row]:
+    name = str(file.path)
+    for number, line in enumerate(file.lines(), start=1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
         except ValueError:
-            yield Row(str(path), number, {}, "not valid JSON")
+            yield Row(name, number, {}, "not valid JSON")
             continue
         fault = None if isinstance(fields, dict) else "not a JSON object"
-        yield Row(str(path), number, {} if fault else fields, fault)
+        yield Row(name, number, {} if fault else fields, fault)
 
 
-def _delimited(path: Path, header: bool | None) -> Iterator[Row]:
+def _delimited(file: File, header: bool | None) -> Iterator[Row]:
     """Csv with its quotes, or tsv, where a quote is a character like any other."""
     csv.field_size_limit(2**31 - 1)
-    quoting = csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    lines = (f"{line}\n" for line in _lines(path))
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
-    first = next(_parsed(reader, path), None)
-    if first is None:
-        raise UserError(f"{path} is empty; expected rows")
-    named = looks_like_header(first) if header is None else header
-    names = first if named else [str(number) for number in range(1, len(first) + 1)]
-    rows = reader if named else itertools.chain([first], reader)
-    for cells in _parsed(rows, path):
-        if not cells:
-            continue
-        number = max(reader.line_num, 1)
-        fault = None
-        if len(cells) != len(names):
-            fault = f"{len(cells)} fields where {len(names)} are expected"
-        yield Row(str(path), number, dict(zip(names, cells, strict=False)), fault)
-
-
-def _parsed(rows: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
+    name, is_tsv = str(file.path), file.path.suffix == ".tsv"
+    lines = file.lines()
+    reader = (
+        csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
+    )
     try:
-        yield from rows
+        first = next(reader, None)
+        if first is None:
+            raise UserError(f"{name} is empty; expected rows")
+        rows: Iterable[list[str]] = reader
+        if looks_like_header(first) if header is None else header:
+            names = [first[0] or (_INDEX if _INDEX not in first else "1"), *first[1:]]
+        else:
+            names = [str(number) for number in range(1, len(first) + 1)]
+            rows = itertools.chain([first], reader)
+        width = len(names)
+        for cells in rows:
+            if len(cells) == width:
+                yield Row(name, reader.line_num, dict(zip(names, cells)))  # noqa: B905  equal
+            elif cells:
+                fault = f"{len(cells)} fields where {width} are expected"
+                yield Row(name, reader.line_num, dict(zip(names, cells, strict=False)), fault)
     except csv.Error as error:
-        raise UserError(f"{path} is no readable table ({error}); check its format") from None
+        raise UserError(f"{name} is not a readable table ({error}); check its format") from None
 
 
 def looks_like_header(cells: list[str]) -> bool:
-    """Whether a first row reads like names: distinct, up to three plain words each."""
-    plain = all(_HEADER_CELL.fullmatch(cell.strip()) for cell in cells)
+    """Whether a first row reads like names: distinct, up to three plain words each.
+
+    The first may be empty, as pandas leaves the name of an index, where others follow.
+    """
+    named = cells[1:] if len(cells) > 1 and not cells[0] else cells
+    plain = all(_HEADER_CELL.fullmatch(cell.strip()) for cell in named)
     return plain and len(set(cells)) == len(cells) and all(len(cell) <= 40 for cell in cells)
 
 
-def _parallel(paths: tuple[Path, ...]) -> Iterator[Row]:
+def _parallel(files: Sequence[File]) -> Iterator[Row]:
+    paths = [file.path for file in files]
     names = [path.suffix.removeprefix(".") or path.name for path in paths]
     if len(set(names)) < len(names):
         names = ["source", "target", *(f"text{n}" for n in range(3, len(names) + 1))]
-    for number, lines in enumerate(itertools.zip_longest(*map(_lines, paths)), start=1):
-        fields = {name: line for name, line in zip(names, lines, strict=True) if line is not None}
-        longer = next(path for path, line in zip(paths, lines, strict=True) if line is not None)
-        shorter = next((path for path, line in zip(paths, lines, strict=True) if line is None), "")
-        fault = f"{shorter} has no such line; the files must pair line by line" if shorter else None
-        yield Row(str(longer), number, fields, fault)
+    for number, lines in enumerate(itertools.zip_longest(*(f.lines() for f in files)), start=1):
+        there = [line is not None for line in lines]
+        fields = {
+            name: line.removesuffix("\n") for name, line in zip(names, lines, strict=True) if line
+        }
+        fault = None
+        if not all(there):
+            shorter = paths[there.index(False)]
+            fault = f"{shorter} has no such line; the files must pair line by line"
+        yield Row(str(paths[there.index(True)]), number, fields, fault)
 
 
-def _text(path: Path) -> Iterator[Row]:
+def _text(file: File) -> Iterator[Row]:
     """Paragraphs between blank lines; in a file without blank lines, lines."""
-    if all(line.strip() for line in _lines(path)):
-        for number, line in enumerate(_lines(path), start=1):
-            yield Row(str(path), number, {"text": line})
+    by_line = all(line.strip() for line in file.lines())
+    numbered = ((n, line.removesuffix("\n")) for n, line in enumerate(file.lines(), start=1))
+    if by_line:
+        yield from (Row(str(file.path), number, {"text": line}) for number, line in numbered)
         return
-    numbered = enumerate(_lines(path), start=1)
     for filled, group in itertools.groupby(numbered, key=lambda item: bool(item[1].strip())):
         if filled:
             lines = list(group)
-            yield Row(str(path), lines[0][0], {"text": "\n".join(line for _, line in lines)})
+            text = "\n".join(line for _, line in lines)
+            yield Row(str(file.path), lines[0][0], {"text": text})
 
 
 def _text_folder(folder: Path) -> Iterator[Row]:
     """Every file below a folder is one document, hidden ones aside."""
     for path in _files_below(folder):
-        yield Row(str(path), 1, {"text": "\n".join(_lines(path))})
+        yield Row(str(path), 1, {"text": "".join(File(path).lines()).removesuffix("\n")})
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -232,11 +298,9 @@ def _from_corpus(name: str) -> Source:
         for number, fields in enumerate(made[split], start=1):
             yield Row(f"{name} {split}", number, fields)
 
-    return Source(
-        origin=f"built-in {name}",
-        fingerprint=_digest([], name, sys.version),  # the code is in every key of the cache
-        splits={split: partial(rows, split) for split in SPLITS},
-    )
+    splits = {split: partial(rows, split) for split in SPLITS}
+    # The corpus's own code is in every key of the cache.
+    return Source(f"built-in {name}", splits, version=f"{name} {sys.version}")
 
 
 def _find_local(data: Data, folder: Path | None) -> Source | None:
@@ -245,27 +309,22 @@ def _find_local(data: Data, folder: Path | None) -> Source | None:
         if not place.is_dir():
             continue
         found = {split: _split_files(place, data.splits.get(split, split)) for split in SPLITS}
-        present = {split: paths for split, paths in found.items() if paths}
-        if "train" in present:
+        if found["train"]:
             return Source(
-                origin=f"local copy {place.name}",  # a record names no folder of one machine
-                fingerprint=_digest(path for paths in present.values() for path in paths),
-                splits={
-                    split: partial(_read_each, paths, data.header)
-                    for split, paths in present.items()
-                },
+                f"local copy {place.name}",  # a record names no folder of one machine
+                {split: partial(_read_each, f, data.header) for split, f in found.items() if f},
+                files=[file for files in found.values() for file in files],
             )
     if data.local and not data.hub:
         raise UserError(
-            f"data.local is {data.local!r}, and no such folder with a train split is in "
-            f"SYNTHESIZER_DATA ({folder or 'not set'}); correct either, or set data.train=FILE"
+            f"data.local is {data.local!r}, and no such directory with a train split is in "
+            f"SYNTHESIZER_DATA ({folder or 'not set'}); fix either, or set data.train=FILE"
         )
     return None
 
 
-def _read_each(paths: list[Path], header: bool | None) -> Iterator[Row]:
-    for path in paths:
-        yield from read_files((path,), header=header)
+def _read_each(files: Sequence[File], header: bool | None) -> Iterator[Row]:
+    return itertools.chain.from_iterable(file.rows(header) for file in files)
 
 
 def local_folders(data: Data, folder: Path | None) -> list[Path]:
@@ -277,9 +336,10 @@ def local_folders(data: Data, folder: Path | None) -> list[Path]:
     return near + [folder / name for name in names if folder and name]
 
 
-def _split_files(place: Path, split: str) -> list[Path]:
+def _split_files(place: Path, split: str) -> list[File]:
+    name = re.compile(rf"{re.escape(split)}(-\d[\w-]*)?")
     files = [path for path in sorted(place.iterdir()) if path.suffix in _DATA_SUFFIXES]
-    return [path for path in files if re.fullmatch(rf"{re.escape(split)}(-\d[\w-]*)?", path.stem)]
+    return [File(path) for path in files if name.fullmatch(path.stem)]
 
 
 def _from_hub(data: Data, folder: Path | None) -> Source:
@@ -294,7 +354,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
             f"cannot load {name} from the hub ({cause}); these files would serve instead: "
-            f"{place}/{{{','.join(wanted)}}}.parquet (SYNTHESIZER_DATA names the folder of such "
+            f"{place}/{{{','.join(wanted)}}}.parquet (SYNTHESIZER_DATA names the directory of such "
             "copies), or data.train=FILE"
         ) from None
 
@@ -309,9 +369,9 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
             "set data.splits.train"
         )
     return Source(
-        origin=f"hub {name}",
-        fingerprint=_digest([], name, *(_hub_version(loaded[key]) for key in loaded)),
-        splits={split: partial(rows, key) for split, key in theirs.items() if key in loaded},
+        f"hub {name}",
+        {split: partial(rows, key) for split, key in theirs.items() if key in loaded},
+        version="\0".join([name, *(_hub_version(loaded[key]) for key in loaded)]),
     )
 
 
@@ -320,15 +380,3 @@ def _hub_version(split: Any) -> str:  # noqa: ANN401  a Dataset or an IterableDa
 
     files = split.cache_files if isinstance(split, datasets.Dataset) else ()
     return f"{split.info.version} {split.info.splits} {[file['filename'] for file in files]}"
-
-
-def _digest(paths: Iterable[Path], *words: str) -> str:
-    """SHA-256 of the content of files and of every file below folders."""
-    total = hashlib.sha256("\0".join(words).encode())
-    for path in paths:
-        for file in _files_below(path) if path.is_dir() else [path]:
-            if not file.exists():
-                raise UserError(f"{file} does not exist; check the paths in [data]")
-            with file.open("rb") as stream:
-                total.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
-    return total.hexdigest()

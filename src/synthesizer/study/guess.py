@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from synthesizer.data.columns import NAMES, infer_columns
-from synthesizer.data.sources import Row, read_files
+from synthesizer.data.columns import flat_fields, infer_columns, is_known
+from synthesizer.data.sources import Row, Source, open_source
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import TASKS, recipe_names
+from synthesizer.experiment.recipe import TASKS, Data, recipe_names
 
 EPOCHS = {"translation": 30, "summarization": 10}
 LABEL_LENGTH = 40  # characters of a label, at most
@@ -29,6 +29,7 @@ class Guess:
     recipe: str
     overrides: tuple[str, ...]
     reasons: tuple[str, ...]
+    source: Source | None = None  # the data that were looked at
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,11 @@ def infer_recipe(
             f"{name} does not exist; name a data file, a .toml file, or a recipe that "
             "`synthesizer recipes` lists"
         )
-    sample = _sample(path)
+    splits = _splits(path)
+    source = open_source(
+        Data.model_validate({split: str(file) for split, file in splits.items()}), None
+    )
+    sample = _sample(path, source)
     columns = _Columns.of(sample, given or {})
     if task is None:
         task, reason = _guess_task(path, columns)
@@ -79,7 +84,6 @@ def infer_recipe(
         known = ", ".join(name for name, info in TASKS.items() if info.from_file)
         raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
     roles = columns.roles(task)
-    splits = _splits(path)
     total = _characters(path)
     scale = next(scale for scale in SCALES if total < scale.below)
     sizes, words = _sizes(task, scale, total, columns.lengths(roles))
@@ -99,15 +103,17 @@ def infer_recipe(
             *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
             *words,
         ),
+        source,
     )
 
 
-def _sample(path: Path) -> list[Row]:
+def _sample(path: Path, source: Source) -> list[Row]:
     """Rows from all over the beginning: files are often sorted by label."""
-    rows = [row for row in islice(read_files((path,)), READ) if not row.fault]
+    rows = [row for row in islice(source.splits["train"](), READ) if not row.fault]
     if not rows:
         raise UserError(f"{path} has no readable row; expected text, or rows with columns")
-    return rows[:: max(1, len(rows) // SAMPLE)]
+    some = rows[:: max(1, len(rows) // SAMPLE)]
+    return [row._replace(fields=flat_fields(row.fields)) for row in some]
 
 
 def _splits(path: Path) -> dict[str, Path]:
@@ -153,13 +159,13 @@ class _Columns:
             free = [
                 name
                 for name in self.texts
-                if not _is_known(name, "source", "target") and name not in taken
+                if not is_known(name, "source", "target") and name not in taken
             ]
             names = list(self.sample[0].fields)
             missing = [
                 role
                 for role in ("source", "target")
-                if role not in given and not any(_is_known(name, role) for name in names)
+                if role not in given and not any(is_known(name, role) for name in names)
             ]
             given |= dict(zip(missing, free, strict=False))
             return infer_columns(self.sample, ("source", "target"), given)
@@ -168,7 +174,7 @@ class _Columns:
     @property
     def label(self) -> str:
         """The likeliest label."""
-        known = [name for name in self.labels if _is_known(name, "label")]
+        known = [name for name in self.labels if is_known(name, "label")]
         return (known or self.labels)[0]
 
     def mean_length(self, name: str) -> float:
@@ -210,15 +216,12 @@ def _is_text(sample: list[Row], name: str) -> bool:
     return 2 * wordy > len(values) and (len(set(values)) > 1 or len(values) == 1)
 
 
-def _is_known(name: str, *roles: str) -> bool:
-    return any(name.lower() in NAMES[role] for role in roles)
-
-
 def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     first, texts = columns.sample[0].fields, columns.texts
-    dialog = [name for name in first if _is_known(name, "dialog")]
+    dialog = [name for name in first if is_known(name, "dialog")]
     if dialog and isinstance(first[dialog[0]], list):
         return "dialogue", f"'{dialog[0]}' holds lists of turns"
+    _refuse_lists_of_labels(path, columns)
     if not texts:
         raise UserError(
             f"{path} has the columns {', '.join(first)} and none of text; "
@@ -226,13 +229,13 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
         )
     if columns.given:
         return _task_of_columns(columns)
-    if columns.labels and (len(texts) == 1 or _is_known(columns.label, "label")):
+    if columns.labels and (len(texts) == 1 or is_known(columns.label, "label")):
         number = len(set(_values(columns.sample, columns.label)))
         return "classification", f"'{columns.label}' has {number} different values"
     if len(texts) == 1:
         _refuse_unfit_labels(path, columns)
         return "language_modeling", f"'{texts[0]}' is text and nothing else is"
-    named = [any(_is_known(name, role) for name in first) for role in ("source", "target")]
+    named = [any(is_known(name, role) for name in first) for role in ("source", "target")]
     if len(texts) > 2 and not all(named):
         raise UserError(
             f"{path} has {len(texts)} columns of text ({', '.join(texts)}); say which to use: "
@@ -240,6 +243,17 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
             f"or --set data.columns.text={texts[0]} for one alone"
         )
     return _task_of_pairs(columns)
+
+
+def _refuse_lists_of_labels(path: Path, columns: _Columns) -> None:
+    for row in columns.sample:
+        for name, value in row.fields.items():
+            if isinstance(value, list) and is_known(name, "label") and not columns.given:
+                raise UserError(
+                    f"{path}, row {row.number}: column '{name}' holds a list; a classifier needs "
+                    "one label a row: write one row per label, or choose columns with "
+                    "--set data.columns.text=COLUMN"
+                )
 
 
 def _task_of_columns(columns: _Columns) -> tuple[str, str]:
@@ -258,7 +272,7 @@ def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
     """A column that reads like a label and cannot be one is not left out in silence."""
     for name in columns.sample[0].fields:
         values = _values(columns.sample, name)
-        if name in columns.texts or not (_is_known(name, "label") or _is_measured(values)):
+        if name in columns.texts or not (is_known(name, "label") or _is_measured(values)):
             continue
         found = len(set(values))
         cause = (

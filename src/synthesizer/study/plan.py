@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer import __version__
-from synthesizer.data.sources import data_folder, open_source
+from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.run import STUDY, spec_folder, write_atomically
@@ -145,12 +145,12 @@ class Plan:
 def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned rates."""
     _check(asked)
-    base, overrides, words = _begin(asked)
+    base, overrides, words, source = _begin(asked)
     recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
     if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
         import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
-    fingerprint = _fingerprint(recipe)
+    fingerprint = _fingerprint(recipe, source)
     identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
@@ -170,8 +170,8 @@ def draw_up(asked: Asked) -> Plan:
     return plan
 
 
-def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """The base recipe, its overrides (the user's last) and the words for both."""
+def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...], Source | None]:
+    """The base recipe, its overrides (the user's last), the words for both, and a user's data."""
     guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
         given = _given(asked.overrides)
@@ -179,22 +179,26 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         guess = infer_recipe(asked.recipe, given.get("task"), columns)
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
-        return base, (*guessed, *asked.overrides), words
+        return base, (*guessed, *asked.overrides), words, guess.source
     whole = load_recipe(base, overrides=guessed)
     overrides = (*guessed, *_quicken(whole), *asked.overrides)
     steps = load_recipe(base, overrides=overrides).train.steps
     said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
-    return base, overrides, (*words, said)
+    return base, overrides, (*words, said), guess.source
 
 
-def _fingerprint(recipe: Recipe) -> str:
-    """What changes with the data; the members of a mixture are hub sets that do not."""
+def _fingerprint(recipe: Recipe, known: Source | None) -> str:
+    """What changes with the data; the members of a mixture are hub sets that do not.
+
+    Data that were looked at for a guess are not opened again, unless the user set others.
+    """
     if recipe.data.tasks:
         return "mixture"
     if recipe.data.builtin and not recipe.data.train:
         python = ".".join(map(str, sys.version_info[:3]))
         return f"{recipe.data.builtin} of synthesizer {__version__} on Python {python}"
-    return open_source(recipe.data, data_folder()).fingerprint
+    source = open_source(recipe.data, data_folder())
+    return (known if known and known.origin == source.origin else source).fingerprint
 
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:

@@ -4,12 +4,12 @@ A row holds a whole conversation (`dialog`, a list of turns, maybe with a `perso
 one example per reply, or one `history` with its `reply`.
 """
 
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from synthesizer.data.columns import NAMES, BadRow, text_of, texts_of
 from synthesizer.data.prepare import Columns, Fields
-from synthesizer.data.sources import Row, Source
+from synthesizer.data.sources import Row
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
     EMBEDDING,
@@ -33,21 +33,20 @@ TURN = " || "  # between turns
 
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """The turns so far to the next one; of a history that is too long the end is kept."""
-    given = tuple(recipe.data.columns)
     form = Form(
-        roles=lambda source: _roles(source, given),
+        _judge,
+        "bleu4",
+        roles=partial(_roles, tuple(recipe.data.columns)),
         read=_read,
-        judge=_judge,
-        main_metric="bleu4",
         keep_end=True,
         needs_vectors=True,
     )
     return Pairs(recipe, tokenizer_dir, form)
 
 
-def _roles(source: Source, given: Fields) -> Fields:
+def _roles(given: Fields, sample: list[Row]) -> Fields:
     """Conversations where a column is named so or holds lists, else histories and replies."""
-    first = next((row.fields for row in islice(source.splits["train"](), 1)), {})
+    first = sample[0].fields if sample else {}
     names = {name.lower() for name in first}
     lists = [name for name, value in first.items() if isinstance(value, list)]
     if "dialog" in given or (lists and names & set(NAMES["dialog"])):
@@ -63,7 +62,7 @@ def _read(row: Row, columns: Columns) -> list[Fields]:
     turns = texts_of(row, columns["dialog"])
     if len(turns) < 2:
         raise BadRow(f"column '{columns['dialog']}' has {len(turns)} turns; a reply needs two")
-    return [(TURN.join([*persona, *turns[:place]]), turns[place]) for place in range(1, len(turns))]
+    return [(TURN.join([*persona, *turns[:n]]), turns[n]) for n in range(1, len(turns))]
 
 
 def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:

@@ -5,9 +5,9 @@
 Train may be read block by block instead of at once: then block b takes the place of epoch b.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.data.batch import num_windows
-from synthesizer.data.columns import text_of
+from synthesizer.data.batch import Batch, num_windows, own_part
+from synthesizer.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
-from synthesizer.data.prepare import Columns, Examples, Fields, chunked, prepare
+from synthesizer.data.prepare import Columns, Examples, Fields, chunked
 from synthesizer.data.sampler import Order
 from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import bigram_statistics, fit_bigram, score
+from synthesizer.tasks.task import Built, Task
 
 Array = NDArray[Any]
 
 BLOCK = 4096  # documents that a streamed train split is read, shuffled and forgotten by
 
 
-class Stream:
-    """The token streams of a recipe's splits, cut into windows `stride` tokens apart."""
+class StreamTask(Task):
+    """Token streams cut into windows `stride` tokens apart; a window costs `cost` tokens."""
+
+    higher_is_better = False
 
     def __init__(
         self,
@@ -40,107 +43,103 @@ class Stream:
         tokenizer_dir: str | Path | None,
         *,
         stride: int,
+        cost: int,
         template: Template,
     ) -> None:
-        self._recipe, self._stride, self._template = recipe, stride, template
+        self._stride, self._cost, self._template = stride, cost, template
         self._source = open_source(recipe.data, data_folder())
-        self.tokenizer, entry = prepare(recipe, tokenizer_dir, self._build, source=self._source)
-        self._arrays, self.report = entry.arrays, entry.meta["report"]
-        self.shown: dict[str, list[str]] = entry.meta["shown"]
+        super().__init__(recipe, tokenizer_dir, self._source)
 
-    def train(self, start: int, cost: int) -> Iterator[tuple[int, Array, Array]]:
-        """Epoch, stream and windows of every batch from the start-th; a window costs `cost`."""
+    def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Endless batches of windows in random order."""
         if self._recipe.data.streaming:
-            return self._train_by_blocks(start, cost)
-        stream = self._arrays["train"]
-        batches = self._order(len(stream), cost).batches(start)
-        return ((epoch, stream, windows) for epoch, windows in batches)
+            batches = self._train_by_blocks(start)
+        else:
+            stream = self._arrays["train"]
+            order = self._order(len(stream)).batches(start)
+            batches = ((epoch, stream, windows) for epoch, windows in order)
+        for epoch, stream, windows in batches:
+            yield own_part(windows, partial(self._batch, stream, epoch), rank, world)
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """Each window once, in order."""
+        stream, windows = self.split(split)
+        rows = max(1, self._recipe.evaluate.batch_tokens // self._cost)
+        for begin in range(0, len(windows), rows):
+            yield self._batch(stream, None, windows[begin : begin + rows])
 
     def split(self, split: str) -> tuple[Array, Array]:
         """The stream of a split and its windows; of validation the first evaluate.limit."""
         stream = self._arrays[split]
-        limit = self._recipe.evaluate.limit if split == "validation" else None
-        return stream, np.arange(num_windows(len(stream), self._stride))[:limit]
+        return stream, np.arange(num_windows(len(stream), self._stride))[: self._limit(split)]
 
-    def spelled(self, split: str, windows: Array) -> tuple[list[int], list[int]]:
-        """Words and bytes that the targets of each window spell."""
-        sums = self._arrays[f"{split}.spelled"]  # (2, tokens) up to and with each token
-        last = sums.shape[1] - 1
-        ends = np.minimum((windows + 1) * self._stride, last)
-        words, size = sums[:, ends] - sums[:, windows * self._stride]
-        return words.tolist(), size.tolist()
+    def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
+        """The batch of some windows; the epoch is None where every run must see the same."""
+        raise NotImplementedError
 
-    def _order(self, tokens: int, cost: int) -> Order:
-        lengths = np.full((num_windows(tokens, self._stride), 1), cost)
-        train = self._recipe.train
-        return Order(lengths, batch_tokens=train.batch_tokens, seed=self._recipe.seed)
+    def _order(self, tokens: int) -> Order:
+        lengths = np.full((num_windows(tokens, self._stride), 1), self._cost)
+        batch_tokens = self._recipe.train.batch_tokens
+        return Order(lengths, batch_tokens=batch_tokens, seed=self._recipe.seed)
 
-    def _train_by_blocks(self, start: int, cost: int) -> Iterator[tuple[int, Array, Array]]:
+    def _train_by_blocks(self, start: int) -> Iterator[tuple[int, Array, Array]]:
         """Blocks before the start are passed over by their known sizes, not encoded again."""
         for block, documents in self._blocks():
             encoded: list[Array] = []
-            order = self._order(self._block_size(block, documents, encoded), cost)
+            order = self._order(self._block_size(block, documents, encoded))
             if start >= order.batches_per_epoch:
                 start -= order.batches_per_epoch
                 continue
-            stream = encoded[0] if encoded else self._encode(documents)
+            stream = encoded[0] if encoded else join_documents(self.tokenizer, documents)
             for windows in order.epoch(block)[start:]:
                 yield block, stream, windows
             start = 0
 
     def _blocks(self) -> Iterator[tuple[int, list[str]]]:
         """Blocks of documents without end: after the last document comes the first."""
-        numbers = count()
+        numbers, data = count(), self._recipe.data
         while True:
-            examples = Examples(self._recipe.data, self._source, ("text",), self._read)
-            for block in chunked((text for (text,) in examples.split("train")), BLOCK):
+            rows = self._source.splits["train"]()
+            sample = list(islice(rows, SAMPLE))
+            columns = infer_columns(sample, ("text",), data.columns)
+            read, faults = partial(self._read, columns=columns), Faults(data.skip_bad, endless=True)
+            documents = (text for ((text,),) in read_rows(chain(sample, rows), read, faults))
+            for block in chunked(documents, BLOCK):
                 yield next(numbers), block
 
     def _block_size(self, block: int, documents: list[str], encoded: list[Array]) -> int:
         def measure() -> Entry:
-            encoded.append(self._encode(documents))
+            encoded.append(join_documents(self.tokenizer, documents))
             return Entry({}, {"tokens": len(encoded[0])})
 
         words = [self._source.fingerprint, self._recipe.data.model_dump_json()]
         key = cache_key("block", str(block), *words, fingerprint(self.tokenizer))
         return int(fetch(cache_folder(), key, measure).meta["tokens"])
 
-    def _encode(self, documents: list[str]) -> Array:
-        return join_documents(self.tokenizer, documents)
-
     def _read(self, row: Row, columns: Columns) -> list[Fields]:
         return [(text_of(row, columns["text"], blank=self._recipe.data.keep_blank),)]
 
-    def _build(
-        self, source: Source, given: PreTrainedTokenizerFast | None
-    ) -> tuple[PreTrainedTokenizerFast, Entry]:
-        recipe = self._recipe
-        if recipe.data.streaming:
-            source = first_block(source)
-        examples = Examples(recipe.data, source, ("text",), self._read)
-        tokenizer = given or train_tokenizer(
-            recipe.text, [_documents(examples, "train")], self._template
+    def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
+        recipe, streaming = self._recipe, self._recipe.data.streaming
+        examples = Examples(
+            recipe.data, first_block(source) if streaming else source, ("text",), self._read
         )
+        train = examples.split("train")
+        tokenizer = given or train_tokenizer(recipe.text, [train.column(0)], self._template)
         arrays: dict[str, Array] = {}
-        shown: dict[str, list[str]] = {}
-        if not recipe.data.streaming:
-            arrays["train"] = join_documents(tokenizer, _documents(examples, "train"))
+        if not streaming:
+            arrays["train"] = join_documents(tokenizer, train.column(0))
         for split in ("validation", "test"):
-            documents = [*_documents(examples, split)]
-            arrays[split] = join_documents(tokenizer, documents)
-            arrays[f"{split}.spelled"] = measure_documents(tokenizer, documents)
-            shown[split] = documents[:1]
+            documents = examples.split(split)
+            arrays[split] = join_documents(tokenizer, documents.column(0))
+            arrays[f"{split}.spelled"] = measure_documents(tokenizer, documents.column(0))
         report = {**examples.report, "vocab_size": len(tokenizer)}
         report["tokens"] = {split: len(arrays[split]) - 1 for split in SPLITS if split in arrays}
-        if recipe.data.streaming:
+        if streaming:
             report["streaming"] = f"tokenizer and held-out splits: first {BLOCK} documents of each"
         if recipe.text.kind == "byte":
             report["bigram"] = _bigram(examples)
-        return tokenizer, Entry(arrays, {"report": report, "shown": shown})
-
-
-def _documents(examples: Examples, split: str) -> Iterator[str]:
-    return (text for (text,) in examples.split(split))
+        return tokenizer, Entry(arrays, {"report": report})
 
 
 def first_block(source: Source) -> Source:
@@ -151,15 +150,11 @@ def first_block(source: Source) -> Source:
             f"data.streaming reads train bit by bit and cannot cut {' and '.join(missing)} from "
             f"it; set data.splits.{missing[0]} or data.{missing[0]}"
         )
-    return Source(
-        source.origin,
-        source.fingerprint,
-        {split: partial(_begin, rows) for split, rows in source.splits.items()},
-    )
 
+    def begin(split: str) -> Iterator[Row]:
+        return islice(source.splits[split](), BLOCK)
 
-def _begin(rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
-    return islice(rows(), BLOCK)
+    return source.with_splits({split: partial(begin, split) for split in source.splits})
 
 
 def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
@@ -172,7 +167,7 @@ def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str])
     return np.concatenate(parts)
 
 
-def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> Array:
+def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
     """(2, tokens): words and bytes spelled up to and with each token of the stream.
 
     An end of text counts as a word and as no byte.
@@ -203,11 +198,12 @@ def measure_tokens(text: str, starts: list[int]) -> Array:
 
 def _bigram(examples: Examples) -> dict[str, float]:
     """Bits per byte of an interpolated bigram model of train: what a model must beat."""
-    table = fit_bigram([text.encode() for text in _documents(examples, "train")])
+
+    def texts(split: str) -> list[bytes]:
+        return [text.encode() for text in examples.split(split).column(0)]
+
+    table = fit_bigram(texts("train"))
     return {
-        split: score(
-            "bits_per_byte",
-            bigram_statistics(table, [text.encode() for text in _documents(examples, split)]),
-        )
+        split: score("bits_per_byte", bigram_statistics(table, texts(split)))
         for split in ("validation", "test")
     }

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.data.batch import Batch
+from synthesizer.data.batch import Ragged
 from synthesizer.data.columns import Faults, read_rows
 from synthesizer.data.encoded_cache import Entry
-from synthesizer.data.prepare import Fields, Fitter, prepare, side_of
-from synthesizer.data.sampler import Order
+from synthesizer.data.prepare import Fields, Fitter, Table
 from synthesizer.data.sources import Row, Source, data_folder, open_source
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
@@ -32,66 +31,30 @@ from synthesizer.metrics import (
     superglue_average,
 )
 from synthesizer.tasks.glue import MEMBERS, Member
-from synthesizer.tasks.pairs import (
-    load_ragged,
-    pair_limits,
-    pairs_in_order,
-    share_pairs,
-    store_ragged,
-)
-from synthesizer.tasks.task import Outputs, Scores
+from synthesizer.tasks.pairs import PairTask, pair_limits
+from synthesizer.tasks.task import Built, Outputs, Scores
 
 Array = NDArray[Any]
 
 
-class TextToText:
+class TextToText(PairTask):
     """Many tasks as prompts and answers; each counts by its examples, up to data.cap.
 
     The main metric is the share of right answers averaged over tasks, so that each task counts
     the same; the official metrics and averages stand beside it.
     """
 
-    kind = "encoder_decoder"
-    labels: list[str] | None = None
-    num_labels: int | None = None
     main_metric = "accuracy"
-    higher_is_better = True
-    generates = True
-    decodes = True
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
-        self._recipe = recipe
         self._sources = _open(recipe)
         prints = (f"{name} {source.fingerprint}" for name, source in self._sources.items())
-        whole = Source(origin="mixture", fingerprint=" ".join(prints), splits={})
-        self.tokenizer, entry = prepare(recipe, tokenizer_dir, self._build, source=whole)
-        self._arrays, self._rows = entry.arrays, entry.meta["rows"]
-        self.report: dict[str, Any] = entry.meta["report"]
-
-    def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Endless batches of similar lengths, tasks mixed."""
-        sources = load_ragged(self._arrays, "train.source")
-        targets = load_ragged(self._arrays, "train.target")
-        order = Order(
-            np.column_stack([sources.lengths, targets.lengths]),
-            batch_tokens=self._recipe.train.batch_tokens,
-            seed=self._recipe.seed,
-            groups=self._arrays["train.groups"],
-            cap=self._recipe.data.cap,
-        )
-        return share_pairs(order, sources, targets, self.tokenizer, start, rank, world)
-
-    def batches(self, split: str) -> Iterator[Batch]:
-        """Each held-out example once, task by task."""
-        places = self._places(split)
-        sources = load_ragged(self._arrays, "test.source").take(places)
-        targets = load_ragged(self._arrays, "test.target").take(places)
-        budget = self._recipe.evaluate.batch_tokens
-        return pairs_in_order(sources, targets, self.tokenizer, budget)
+        super().__init__(recipe, tokenizer_dir, Source("mixture", {}, version=" ".join(prints)))
+        self._rows = self._meta["rows"]
 
     def score(self, split: str, outputs: Outputs) -> Scores:
         """Each task's official metrics, and both averages where all their tasks are present."""
-        chosen = [self._rows[place] for place in self._places(split)]
+        chosen = [self._rows[index] for index in self._indices(split)]
         rows = [(*row, text.strip()) for row, text in zip(chosen, outputs.texts, strict=True)]
         names = list(dict.fromkeys(row[0] for row in rows))
         statistics: dict[str, Array] = {}
@@ -106,59 +69,53 @@ class TextToText:
         weights = np.array([1 / counts[row[0]] for row in rows])
         statistics["accuracy"] = np.column_stack([right * weights, weights])
         metrics["accuracy"] = score("accuracy", statistics["accuracy"])
-        metrics["loss"] = float(outputs.losses.sum() / outputs.counts.sum())
+        metrics["loss"] = outputs.loss
         shown = [rows[[row[0] for row in rows].index(name)] for name in names]
         samples = [
             {"source": row[2], "reference": " | ".join(row[3]), "output": row[-1]} for row in shown
         ]
         return Scores(metrics, {}, statistics, samples)
 
-    def _places(self, split: str) -> list[int]:
+    def _lists(self, split: str) -> list[Ragged]:
+        if split == "train":
+            return super()._lists(split)
+        return [ragged.take(self._indices(split)) for ragged in super()._lists("test")]
+
+    def _indices(self, split: str) -> list[int]:
         """Which held-out examples a split has: for validation the first of each set.
 
         The paper reports development sets, so validation and test are the same examples here.
         """
-        limit = self._recipe.evaluate.limit if split == "validation" else None
         sets: dict[tuple[str, str], list[int]] = {}
-        for place, (name, group, *_) in enumerate(self._rows):
+        for index, (name, group, *_) in enumerate(self._rows):
             half = group if group in MEMBERS[name].held_out else ""
-            sets.setdefault((name, half), []).append(place)
-        return [place for places in sets.values() for place in places[:limit]]
+            sets.setdefault((name, half), []).append(index)
+        return [index for indices in sets.values() for index in indices[: self._limit(split)]]
 
-    def _build(
-        self, source: Source, given: PreTrainedTokenizerFast | None
-    ) -> tuple[PreTrainedTokenizerFast, Entry]:
+    def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe = self._recipe
         report: dict[str, Any] = {"origin": {}, "examples": {}, "bad_rows": {}}
-        train, groups = self._read_train(report)
+        train = Table.of(self._read_train(report))
         tokenizer = given or train_tokenizer(
-            recipe.text,
-            [side_of(train, side) for side in range(2)],
-            Template(sentinels=NUM_SENTINELS),
+            recipe.text, [train.column(0), train.column(1)], Template(sentinels=NUM_SENTINELS)
         )
         fitter = Fitter(tokenizer, pair_limits(recipe), recipe.data, closed=True)
-        labelled = [(*fields, str(group)) for fields, group in zip(train, groups, strict=True)]
         arrays: dict[str, Array] = {}
-        (sources, targets), kept = fitter.encode("train", labelled)
-        arrays["train.groups"] = np.array([int(fields[2]) for fields in kept])
-        store_ragged(arrays, "train.source", sources)
-        store_ragged(arrays, "train.target", targets)
+        lists, kept = fitter.encode("train", train)
+        self._store(arrays, "train", lists)
+        arrays["train.groups"] = np.array([int(number) for number in kept.column(2)])
         rows = [*self._read_held_out(report)]
-        (sources, targets), _ = fitter.encode("test", [(row[2], row[3][0]) for row in rows])
-        store_ragged(arrays, "test.source", sources)
-        store_ragged(arrays, "test.target", targets)
+        lists, _ = fitter.encode("test", Table.of((row[2], row[3][0]) for row in rows))
+        self._store(arrays, "test", lists)
         report |= {"overlong": fitter.report, "vocab_size": len(tokenizer)}
         return tokenizer, Entry(arrays, {"rows": rows, "report": report})
 
-    def _read_train(self, report: dict[str, Any]) -> tuple[list[Fields], list[int]]:
-        examples: list[Fields] = []
-        groups: list[int] = []
+    def _read_train(self, report: dict[str, Any]) -> Iterator[Fields]:
+        """Prompt, answer and the number of the task, of every example."""
         for number, name in enumerate(self._recipe.data.tasks):
             rows = self._rows_of(name, MEMBERS[name].held_out[0], "train", report)
-            pairs = [(prompt, answer) for _, prompt, answers, _ in rows for answer in answers]
-            examples += pairs
-            groups += [number] * len(pairs)
-        return examples, groups
+            for _, prompt, answers, _ in rows:
+                yield from ((prompt, answer, str(number)) for answer in answers)
 
     def _read_held_out(self, report: dict[str, Any]) -> Iterator[tuple[str, str, str, list[str]]]:
         """Task, group, prompt and answers of each example; a group keeps MNLI's halves apart."""
@@ -210,13 +167,13 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
     if member.name == "multirc":
         return multirc_statistics(predictions, labels, groups)
     if member.name == "mnli":
-        halves = {half: [place for place, group in enumerate(groups) if group.endswith(half)]
+        halves = {half: [i for i, group in enumerate(groups) if group.endswith(half)]
                   for half in ("_matched", "_mismatched")}  # fmt: skip
         return {
             f"accuracy{half}": accuracy_statistics(
-                [predictions[place] for place in places], [labels[place] for place in places]
+                [predictions[i] for i in indices], [labels[i] for i in indices]
             )
-            for half, places in halves.items()
+            for half, indices in halves.items()
         }
     confusion = confusion_statistics(predictions, labels, num_labels=len(member.answers))
     accuracy = accuracy_statistics(predictions, labels)

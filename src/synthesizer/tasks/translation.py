@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from synthesizer.data.columns import text_of
 from synthesizer.data.corpora.dictionary import dictionary_baseline
-from synthesizer.data.prepare import Columns, Fields
-from synthesizer.data.sources import Row
+from synthesizer.data.prepare import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import bleu_signature, bleu_statistics, chrf_signature, chrf_statistics
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
@@ -13,19 +11,8 @@ from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """One text in one language to one in another."""
-    form = Form(
-        roles=lambda source: ("source", "target"),
-        read=read_pair,
-        judge=_judge,
-        main_metric="bleu",
-        dictionary=_by_dictionary if recipe.data.builtin else None,
-    )
-    return Pairs(recipe, tokenizer_dir, form)
-
-
-def read_pair(row: Row, columns: Columns) -> list[Fields]:
-    """The one example of a row that has a source and a target."""
-    return [(text_of(row, columns["source"]), text_of(row, columns["target"]))]
+    dictionary = _by_dictionary if recipe.data.builtin else None
+    return Pairs(recipe, tokenizer_dir, Form(_judge, "bleu", dictionary=dictionary))
 
 
 def _by_dictionary(train: list[Fields], sources: list[str]) -> list[str]:

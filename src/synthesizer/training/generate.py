@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.data.batch import pad_rows, real_tokens
 from synthesizer.data.tokenizer import load_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
@@ -88,8 +89,9 @@ class Answerer:
     def _texts(self, prompts: list[list[int]], room: int) -> list[str]:
         model = self._model
         left = model.config.kind == "decoder"
-        ids, mask = _pad(prompts, model.config.pad_token_id, left=left)
-        inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+        ids = pad_rows(prompts, model.config.pad_token_id, left=left).to(model.device)
+        mask = real_tokens(prompts, left=left).long().to(model.device)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         with torch.no_grad():
             if model.config.kind == "encoder":
                 return [self._labels(row) for row in model(**inputs).logits.softmax(-1)]
@@ -118,14 +120,3 @@ def _text(line: bytes) -> str:
         return line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError("the line is not UTF-8; write it in UTF-8") from None
-
-
-def _pad(rows: list[list[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
-    width = max(len(row) for row in rows)
-    fill = [[pad] * (width - len(row)) for row in rows]
-    both = zip(rows, fill, strict=True)
-    ids = torch.tensor([[*gap, *row] if left else [*row, *gap] for row, gap in both])
-    real = [[1] * len(row) for row in rows]
-    gaps = [[0] * len(gap) for gap in fill]
-    both = zip(real, gaps, strict=True)
-    return ids, torch.tensor([[*gap, *row] if left else [*row, *gap] for row, gap in both])
