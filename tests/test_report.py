@@ -142,8 +142,8 @@ def test_the_answer_and_every_verdict_are_told(study):
         assert summary.answer in text
         assert "cross-attention, where a model has any, is dot product in all of them" in text
         assert "synthesizer compare shift --seeds 3" in text
-        assert "they were chosen for dot" in text
-        assert "all rows have the same parameters" in text
+        assert "learning rates, which were chosen for dot" in text
+        assert "all variants have the same parameters" in text
 
 
 def test_what_can_be_had_without_a_network_is_told(study):
@@ -180,20 +180,21 @@ def test_the_page_has_every_part(study):
     html = (study / "report.html").read_text()
     headings = re.findall(r"<h2>(.*?)</h2>", html)
     assert headings == [
-        "The table",
+        "Results",
         "Learning curves",
-        "Where the heads look",
-        "How large the weights are",
-        "What the mixtures learned",
+        "Attention maps",
+        "Distribution of attention weights",
+        "Mixture weights",
         "Samples",
-        "How to repeat it",
+        "Reproduce",
+        "Terms",
     ]
     labels = re.findall(r'<svg role="img" aria-label="(.*?)"', html)
     assert len(labels) == 2 + 2 + 4 + 4 + 1
     assert "a &lt;b&gt; &amp; c" in html
     assert "random+dot says 1" in html
     assert "two \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} lines" in html
-    assert "Decoding is greedy and cached" in html
+    assert "Greedy decoding with a cache" in html
     for fact in (
         "commit: 0123abc0123abc",
         "torch 2.13.0",
@@ -222,7 +223,7 @@ def test_the_page_fetches_nothing(study):
     links.feed(html)
     assert links.found
     assert all(link.startswith(("data:", "#")) for link in links.found)
-    assert not re.search(r"https?://|@import|url\((?!#)|<script", html)
+    assert not re.search(r"https?://|@import|url\((?!#)", html)
 
 
 def test_plots_are_drawn_in_the_colours_of_the_page(study):
@@ -244,6 +245,60 @@ def test_a_browser_opens_the_page_without_a_complaint(study, tmp_path, width, sc
     assert seen.complaints == []
     assert {url for url in seen.requests if not url.startswith("data:")} == {page.as_uri()}
     assert seen.width <= width
+
+
+@pytest.mark.skipif(browser.PATH is None, reason="no Chromium is installed")
+def test_a_click_on_a_heading_sorts_the_table(study, tmp_path):
+    names = "[...document.querySelectorAll('table')[0].tBodies[0].rows].map(r => r.innerText)"
+    first = f"{names}.map(text => text.split('\\n')[1]).join()"
+    click = "[...document.querySelectorAll('th button')].find(b => b.innerText == '{}').click()"
+    ask = [first, f"{click.format('training, tokens/s')}; {first}"]
+    ask += [f"{click.format('training, tokens/s')}; {first}"]
+    page = study / "report.html"
+    seen = browser.look(page, tmp_path, width=1400, scheme="light", ask=ask)
+    by_result, fastest, slowest = (answer.split(",") for answer in seen.answers)
+    assert by_result[0].startswith("random+dot")
+    assert [name.split("\t")[0] for name in fastest[:2]] == ["random+dot", "random"]
+    assert slowest[0].startswith("dot")
+    assert seen.complaints == []
+
+
+def test_rows_are_sorted_by_result_and_keep_their_colours(study):
+    (summary,) = summarize_all([study])
+    labels = [line.row.label for line in summary.lines]
+    assert labels == ["random+dot", "dot", "random", "dense", "none", "fixed_random", "wide"]
+    assert [line.index for line in summary.lines] == [3, 0, 1, 2, 4, 5, 6]
+
+
+def test_headings_explain_themselves(study):
+    html = (study / "report.html").read_text()
+    heading = re.search(r'<th scope=col title="(1 - entropy[^"]*)"><button>sharpness', html)
+    assert "A table near 0 was not learned" in heading[1]
+    for anchor in re.findall(r'<a href="#([\w-]+)"', html):
+        assert html.count(f'id="{anchor}"') == 1
+    assert "- sharpness: 1 - entropy" in (study / "report.md").read_text()
+
+
+def test_plots_have_room_for_the_best_rows_and_the_table_for_all(tmp_path):
+    """A hundred names beside a plot left no room for its axes, which warned and drew nothing."""
+    make_run(tmp_path / "dot", "dot", 1, 0.1)
+    for k in range(1, 41):
+        make_run(tmp_path / str(k), f"factorized_random:k={k}", 1, 0.2 + k / 100)
+    (summary,) = summarize_all([tmp_path])
+    drawn = [line.row.label for line in summary.drawn]
+    assert drawn == [f"factorized_random:k={k}" for k in range(40, 25, -1)] + ["dot"]
+    html = write_report([tmp_path]).read_text()
+    assert "Plots show the best 16; 25 more are in the table." in html
+    assert html.count("<th scope=row>Factorized Random<small>") == 40
+
+
+def test_many_studies_have_plots_of_the_first(tmp_path):
+    for number in range(8):
+        make_run(tmp_path / str(number), "dot", 1, 0.5, sets=[f"train.lr={number + 1}"])
+    html = write_report([tmp_path]).read_text()
+    assert "Plots are drawn for the first 6 of 8 studies" in html
+    assert html.count(": Learning curves</h2>") == 6
+    assert html.count(": Results</h2>") == 8
 
 
 def test_the_csv_keeps_numbers_unrounded(study):
@@ -268,7 +323,7 @@ def test_what_was_tried_for_each_row_is_shown_best_first(tmp_path):
     row = {"label": "dot", "spec": "dot", "runs": ["a"], "trials": trials}
     (tmp_path / "study.json").write_text(json.dumps({"rows": [row], "tune": 3}))
     text = (write_report([tmp_path]).parent / "report.md").read_text()
-    assert "Every row had 3 trials of learning rate and table rate" in text
+    assert "Every variant had 3 trials of learning rate and table rate" in text
     assert "| dot | 0.02 | 5 | 60.50 | chosen |\n| dot | 0.01 | 30 | 51.25 |  |" in text
     assert "| dot | 0.1 | 30 | failed |  |" in text
 
@@ -329,7 +384,9 @@ def test_a_run_that_diverged_does_not_spoil_the_page(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no run below .*; a run directory holds a recipe\.toml"):
         write_report([tmp_path])
-    with pytest.raises(UserError, match="is no directory; name run directories or one that holds"):
+    with pytest.raises(
+        UserError, match="is not a directory; name run directories, or one that contains"
+    ):
         write_report([tmp_path / "missing"])
     (tmp_path / "study.json").write_text("[]")
     with pytest.raises(UserError, match="run the comparison again, or name its run directories"):
@@ -362,7 +419,7 @@ def test_a_report_needs_no_torch(tmp_path):
 def test_published_numbers_stand_apart(tmp_path):
     make_run(tmp_path / "a", "dot", 1, 0.9, recipe="listops")
     html = write_report([tmp_path]).read_text()
-    assert html.index("The table") < html.index("What was published") < html.index("36.99")
+    assert html.index("<h2>Results") < html.index("Published results") < html.index("36.99")
     assert "Numbers of others, at their scale" in html
 
 

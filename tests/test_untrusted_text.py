@@ -19,8 +19,9 @@ from synthesizer.benchmark import measure
 from synthesizer.benchmark.write import write as write_bench
 from synthesizer.cli import main
 from synthesizer.experiment.progress import Lines
-from synthesizer.report import Section, page, write_report
+from synthesizer.report.page import Section, page
 from synthesizer.report.tables import fenced, markdown, no_formula, plain
+from synthesizer.report.write import write_report
 from synthesizer.study.live_table import RowStatus, StatusLines
 from synthesizer.untrusted import printable
 from test_report import make_study
@@ -35,12 +36,13 @@ HOSTILE = (
 )
 ASK = (
     "String(window.hit)",
-    "document.querySelectorAll('script, img, iframe, object, base, a[href]').length",
+    "document.querySelectorAll('img, iframe, object, base, a:not([href^=\"#term-\"])').length",
+    "document.scripts.length",
     "location.protocol",
     "getComputedStyle(document.body).display",
     "document.querySelectorAll('[onerror], [onload], [onclick]').length",
 )
-NOTHING_RAN = ["undefined", 0, "file:", "block", 0]
+NOTHING_RAN = ["undefined", 0, 1, "file:", "block", 0]  # the one script is ours
 ESCAPES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 needs_browser = pytest.mark.skipif(browser.PATH is None, reason="no Chromium is installed")
@@ -103,7 +105,9 @@ def test_hostile_text_adds_no_element_and_no_control_character_to_the_page(poiso
         elements.feed(text)
         found.append(elements.found)
     assert found[1] - found[0] <= {"small"}  # a row with a remark
-    assert not found[1] & {"script", "img", "a", "base", "onerror", "onload"}
+    assert not found[1] & {"img", "base", "onerror", "onload"}
+    assert pages[1].count("<script") == 1  # ours, which sorts tables
+    assert pages[1].count("<a ") == pages[1].count('<a href="#term-')
     assert not ESCAPES.search(pages[1])
     assert "&lt;script&gt;window.hit=1&lt;/script&gt;" in pages[1]
     assert r"\x1b]0;owned" in pages[1]
@@ -154,7 +158,7 @@ def test_the_policy_holds_where_markup_slipped_through(policy, outside, tmp_path
     text = page("Title", [Section("s", body)])
     file = tmp_path / "page.html"
     file.write_text(text if policy else re.sub(r"<meta http-equiv[^>]*>", "", text))
-    seen = browser.look(file, tmp_path / "profile", width=900, scheme="dark", ask=(ASK[0], ASK[3]))
+    seen = browser.look(file, tmp_path / "profile", width=900, scheme="dark", ask=(ASK[0], ASK[4]))
     if policy:
         assert seen.answers == ["undefined", "block"]
         assert asked == []
@@ -223,10 +227,11 @@ def test_table_csv_keeps_numbers_and_disarms_text(tmp_path):
     write_report([home])
     rows = list(csv.DictReader(io.StringIO((home / "table.csv").read_text())))
     assert {row["study"] for row in rows} == {"'+evil"}
-    assert rows[1]["row"] == '\'=HYPERLINK("http://evil.example","x")'
-    assert rows[2]["row"].startswith("'@SUM")
-    assert rows[3]["remarks"] == r"'-2+3\x1b[31m"
-    assert float(rows[2]["difference"]) < 0  # a number may be negative
+    by_spec = {row["synthesis"]: row for row in rows}
+    assert by_spec["random"]["row"] == '\'=HYPERLINK("http://evil.example","x")'
+    assert by_spec["dense"]["row"].startswith("'@SUM")
+    assert by_spec["random+dot"]["remarks"] == r"'-2+3\x1b[31m"
+    assert float(by_spec["dense"]["difference"]) < 0  # a number may be negative
 
 
 def test_a_report_sends_no_escape_to_the_terminal(poisoned, capsys):

@@ -1,6 +1,6 @@
 """The plots of attention.npz: where the heads look, how large their weights are, what is mixed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from synthesizer.report.summary import Line, Summary
 SHOWN = ("dot", "random", "dense", "random+dot")
 MOST = 4  # rows side by side where the table has others
 MOST_LAYERS = 6
+MOST_MIXTURES = 8
 STACKS = ("encoder", "decoder")
 GAP = 2  # pixels between maps
 
@@ -31,34 +32,30 @@ def shown_lines(summary: Summary) -> list[Line]:
 
 def attention_maps(lines: Sequence[Line]) -> list[Plot]:
     """One mosaic per row and stack: layers downwards, heads to the right, one test example."""
-    return [
-        Plot(_mosaic(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
-        for wanted in STACKS
-        for line in lines
-        for seed, arrays, stack in _each_stack(line)
-        if stack == wanted
-    ]
+    return _plots(lines, "map", _mosaic)
 
 
 def weight_histograms(lines: Sequence[Line]) -> list[Plot]:
-    """How large the weights are before and after training, all layers together."""
-    return [
-        Plot(_histogram(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
-        for wanted in STACKS
-        for line in lines
-        for seed, arrays, stack in _each_stack(line)
-        if stack == wanted
-    ]
+    """The distribution of the weights before and after training, all layers together."""
+    return _plots(lines, "histogram", _histogram)
 
 
 def alpha_plots(summary: Summary) -> list[Plot]:
-    """The learned shares of each mixture's parts, by layer and head."""
+    """The learned weights of each mixture's parts, by layer and head."""
+    mixed = [line for line in summary.lines if "+" in line.row.spec and line.row.finished]
+    return _plots(mixed[:MOST_MIXTURES], "alphas", _alphas)
+
+
+def _plots(
+    lines: Sequence[Line], key: str, draw: Callable[[Line, str, dict[str, Array]], str]
+) -> list[Plot]:
+    """Whatever of the rows has the arrays, encoders first."""
     return [
-        Plot(_alphas(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
-        for line in summary.lines
-        if line.row.finished
+        Plot(draw(line, stack, arrays), f"seed {seed}", f"{line.row.label}, {stack}")
+        for wanted in STACKS
+        for line in lines
         for seed, arrays, stack in _each_stack(line)
-        if f"{stack}.alphas" in arrays
+        if stack == wanted and f"{stack}.{key}" in arrays
     ]
 
 

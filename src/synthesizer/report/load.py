@@ -52,7 +52,7 @@ class Record:
         return normalized(own) + (f" / {normalized(decoder)}" if decoder else "")
 
     @property
-    def standing(self) -> str:
+    def state(self) -> str:
         """How far it came."""
         if self.trouble:
             return self.trouble
@@ -141,7 +141,9 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
     loose: list[Record] = []
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path} is no directory; name run directories or one that holds some")
+            raise UserError(
+                f"{path} is not a directory; name run directories, or one that contains some"
+            )
         for found in sorted(path.rglob(STUDY)):
             if found.parent.resolve() not in taken:
                 taken.add(found.parent.resolve())

@@ -9,7 +9,7 @@ content-security policy runs nothing but our own inline code and fetches nothing
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -38,30 +38,44 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
         for section in sections
     )
     style = f"\n{css_variables()}\n{STYLE}"
+    policy = _policy(style, SORT)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{text(title)}</title>\n"
         '<link rel="icon" href="data:,">\n'
         f"<style>{style}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{text(title)}</h1>\n{lead}</header>\n{blocks}\n</main>\n</body>\n</html>\n"
+        f"<header><h1>{text(title)}</h1>\n{lead}</header>\n{blocks}\n</main>\n"
+        f"<script>{SORT}</script>\n</body>\n</html>\n"
     )
 
 
-def _policy(style: str) -> str:
-    """Nothing but this style element, style attributes (of plots) and images within the page."""
-    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+def _policy(style: str, script: str) -> str:
+    """Nothing but this style, this script, style attributes (of plots) and images in the page."""
+    ours, sorting = (
+        b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (style, script)
+    )
     return (
-        f"default-src 'none'; style-src-elem 'sha256-{digest}'; style-src-attr 'unsafe-inline'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{sorting}'; style-src-elem 'sha256-{ours}'; "
+        "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
-    """A table that scrolls by itself where the window is narrow; cells are one or two lines."""
-    top = "".join(f"<th scope=col>{text(cell)}</th>" for cell in head)
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    terms: Mapping[str, str] | None = None,
+    sortable: bool = False,
+) -> str:
+    """A table that scrolls by itself where the window is narrow; cells are one or two lines.
+
+    A heading among `terms` shows its meaning, and links to it (see `glossary`).
+    """
+    top = "".join(_heading(cell, (terms or {}).get(cell), sortable) for cell in head)
     body = "\n".join(
         f"<tr><th scope=row>{_two_lines(first)}</th>"
         + "".join(f"<td>{_two_lines(cell)}</td>" for cell in others)
@@ -73,6 +87,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = 
         f'<div class="scroll" tabindex="0"><table>{title}<thead><tr>{top}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
+
+
+def _heading(name: str, meaning: str | None, sortable: bool) -> str:
+    shown = f"<button>{text(name)}</button>" if sortable else text(name)
+    if meaning is None:
+        return f"<th scope=col>{shown}</th>"
+    link = f' <a href="#{_anchor(name)}" aria-label="what it means">?</a>'
+    return f'<th scope=col title="{text(meaning)}">{shown}{link}</th>'
+
+
+def glossary(terms: Mapping[str, str]) -> str:
+    """The terms that headings link to."""
+    entries = (
+        f'<dt id="{_anchor(name)}">{text(name)}</dt><dd>{text(meaning)}</dd>'
+        for name, meaning in terms.items()
+    )
+    return f"<dl>{''.join(entries)}</dl>"
+
+
+def _anchor(name: str) -> str:
+    return "term-" + "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 class Plot(NamedTuple):
@@ -116,6 +151,26 @@ def details(summary: str, words: str) -> str:
     )
 
 
+SORT = """
+const sizes = {k: 1e3, M: 1e6, G: 1e9, T: 1e12};
+const value = (row, at) => {
+  const shown = row.children[at].firstChild?.textContent ?? "";
+  const text = shown.replace("\u2212", "-").replace(/,/g, "");
+  const number = text.match(/^[+-]?[\\d.]+(e[+-]?\\d+)?/)?.[0];
+  return number ? number * (sizes[text[number.length]] ?? 1) : text;
+};
+for (const button of document.querySelectorAll("th button")) button.onclick = () => {
+  const head = button.parentNode, body = head.closest("table").tBodies[0];
+  const order = head.ariaSort === "descending" ? 1 : -1, at = head.cellIndex;
+  for (const other of head.parentNode.children) other.ariaSort = null;
+  head.ariaSort = order === 1 ? "ascending" : "descending";
+  body.append(...[...body.rows].sort((a, b) => {
+    const x = value(a, at), y = value(b, at);
+    const words = (typeof x === "string") - (typeof y === "string");
+    return words || order * (x > y ? 1 : x < y ? -1 : 0);
+  }));
+};
+"""  # a click on a heading sorts by it, words after numbers
 STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
@@ -141,6 +196,13 @@ caption { text-align: left; padding-bottom: 0.3rem; }
 th, td { padding: 0.35rem 0.55rem; text-align: right; vertical-align: top;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { vertical-align: bottom; white-space: normal; min-width: 5.5rem; font-weight: 600; }
+th button { all: unset; cursor: pointer; }
+th button:focus-visible { outline: 2px solid var(--c1); outline-offset: 2px; }
+th[aria-sort] button::after { content: " \\2193"; }
+th[aria-sort="ascending"] button::after { content: " \\2191"; }
+th a { color: var(--muted); font-weight: 400; }
+dt { font-weight: 600; }
+dd { margin: 0 0 0.6rem; max-width: 75ch; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page);
   white-space: normal; min-width: min(11rem, 36vw); overflow-wrap: break-word; }
 small { display: block; font-weight: 400; color: var(--muted); }

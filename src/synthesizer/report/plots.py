@@ -16,6 +16,7 @@ from synthesizer.report.style import (
     SHADE,
     End,
     drawing,
+    list_at_right,
     literal,
     look_of,
     name_at_right,
@@ -31,7 +32,7 @@ _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
 
 def forest(summary: Summary) -> str:
     """Each row's difference from dot with its interval; the margin is shaded, better is right."""
-    lines = [line for line in summary.lines if line.comparison]
+    lines = [line for line in summary.drawn if line.comparison]
     if not lines:
         return ""
     with drawing(0.9 + 0.29 * len(lines)) as (figure, axes):
@@ -94,8 +95,8 @@ def _signed(value: float, _: int | None) -> str:
 def quality_and_speed(summary: Summary) -> str:
     """Every row's metric against its training speed, and the rows that no other beats in both."""
     shown = [
-        (place, line, line.relative["training"] or line.cost["training"], line.mean)
-        for place, line in enumerate(summary.lines)
+        (line.index, line, line.relative["training"] or line.cost["training"], line.mean)
+        for line in summary.drawn
     ]
     points = [
         (place, line, speed, mean)
@@ -127,12 +128,11 @@ def quality_and_speed(summary: Summary) -> str:
         axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")
         axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.margins(0.08)
-        figure.draw_without_rendering()
-        name_at_right(
+        list_at_right(
             axes,
             [
-                End(speed, mean, line.row.label, look_of(place), is_point=True)
-                for place, line, speed, mean in points
+                (line.row.label, look_of(place), order in front)
+                for order, (place, line, _, _) in enumerate(points)
             ],
         )
         return to_svg(figure, "Quality against training speed, with the Pareto front")
@@ -163,7 +163,7 @@ def _curves(
     summary: Summary, read: Callable[[dict[str, Any]], float | None], name: str, sign: int
 ) -> str:
     """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
-    drawn = [(place, line, _mean_curve(line, read)) for place, line in enumerate(summary.lines)]
+    drawn = [(line.index, line, _mean_curve(line, read)) for line in summary.drawn]
     curves = [(place, line, curve) for place, line, curve in drawn if len(curve[0])]
     if not curves:
         return ""

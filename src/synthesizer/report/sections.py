@@ -9,11 +9,20 @@ from synthesizer.report.attention_plots import (
     shown_lines,
     weight_histograms,
 )
-from synthesizer.report.page import Plot, Section, details, figures, paragraph, table, text
+from synthesizer.report.page import (
+    Plot,
+    Section,
+    details,
+    figures,
+    glossary,
+    paragraph,
+    table,
+    text,
+)
 from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.summary import Summary
-from synthesizer.report.tables import cells, fenced, markdown, plain
+from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
 from synthesizer.study.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
@@ -27,13 +36,14 @@ WITHOUT_A_NETWORK = {
 
 
 def lead(summary: Summary) -> str:
-    """The first screen: the answer, its scope, the forest and the front."""
+    """The first screen: the answer, its scope, the differences and the Pareto front."""
     plots = [
         Plot(forest(summary), _forest_caption(summary)),
         Plot(
             quality_and_speed(summary),
-            "Quality against training speed. The line joins the rows that no other row beats in "
-            "both (filled); speeds are of the machine that ran them.",
+            "Quality against training speed, best first. The line joins the variants that no "
+            "other beats in both (filled); speeds are those of the machine that ran them."
+            + _left_to_the_table(summary),
         ),
     ]
     shown = figures([plot for plot in plots if plot.svg])
@@ -41,20 +51,25 @@ def lead(summary: Summary) -> str:
     return "\n".join([*words, shown])
 
 
-def sections(summary: Summary) -> list[Section]:
-    """All that follows the first screen; what no run tells is left out."""
+def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
+    """All that follows the first screen; what no run has is left out."""
     found = [
-        Section("The table", _table(summary)),
-        Section("What the rates were chosen from", _trials(summary)),
-        Section("What was published", _published(summary)),
-        Section("Learning curves", _curves(summary)),
-        Section("Where the heads look", _attention(summary)),
-        Section("How large the weights are", _weights(summary)),
-        Section("What the mixtures learned", _alphas(summary)),
+        Section("Results", _table(summary)),
+        Section("Learning-rate search", _trials(summary)),
+        Section("Published results", _published(summary)),
+        Section("Learning curves", _curves(summary) if plots else ""),
+        Section("Attention maps", _attention(summary) if plots else ""),
+        Section("Distribution of attention weights", _weights(summary) if plots else ""),
+        Section("Mixture weights", _alphas(summary) if plots else ""),
         Section("Samples", _samples(summary)),
-        Section("How to repeat it", _origin(summary)),
+        Section("Reproduce", _origin(summary)),
     ]
     return [section for section in found if section.body]
+
+
+def explanation() -> Section:
+    """What the headings of the tables mean."""
+    return Section("Terms", glossary(TERMS))
 
 
 def notes(summary: Summary) -> list[str]:
@@ -66,32 +81,24 @@ def notes(summary: Summary) -> list[str]:
         f"are corrected over the rows (Holm), so that the chance of any wrong one is {LEVEL:.0%}. "
         f"No worse: less than the margin ({summary.margin}) below dot. "
         f"Fewer than {FEWEST_SEEDS} seeds get no verdict.",
-        "Sharpness is 1 - entropy / log(visible keys), the mean over heads and tokens: a table "
-        "near 0 has not been learned, and its row says little. Speeds are beside dot's "
-        "(1.00\N{MULTIPLICATION SIGN}); learning rates beside the factor of tables and alphas.",
     ]
-    if any(line.cost["decoding"] for line in summary.lines):
-        said.append(
-            "Decoding is greedy and cached, from the same prompts and for as many new tokens in "
-            "every row, past any end."
-        )
-    if any(line.cost["memory"] for line in summary.lines):
-        said.append(
-            "Memory is the most that weights, gradients, optimizer and activations took at once."
-        )
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
         said.append(
-            f"Every row had {facts['tune']} trials of learning rate and table rate, and has the "
-            "rates that did best on validation."
+            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
+            "those that did best on validation."
         )
     elif chosen:
-        said.append(f"The recipe's learning rates serve all rows; they were chosen for {chosen}.")
+        said.append(
+            f"All variants use the recipe's learning rates, which were chosen for {chosen}."
+        )
     else:
-        said.append("The recipe's learning rates serve all rows; none was tuned for its own.")
+        said.append("All variants use the recipe's learning rates; none was tuned on its own.")
     if facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
-        said.append(f"The feed-forward width is such that all rows have the same {budget}.")
+        said.append(
+            f"The feed-forward width is chosen so that all variants have the same {budget}."
+        )
     return [*said, *_without_a_network(summary)]
 
 
@@ -113,16 +120,20 @@ def text_of(summaries: Sequence[Summary]) -> str:
     for summary in summaries:
         question, answer, scope = map(plain, (summary.question, summary.answer, summary.scope))
         parts += [f"# {question}", f"**{answer}**", scope]
-        parts += ["## The table", markdown(*cells(summary)), *map(plain, notes(summary))]
+        head, rows = cells(summary)
+        parts += ["## Results", markdown(head, rows), *map(plain, notes(summary))]
+        parts += [
+            "\n".join(f"- {plain(name)}: {plain(TERMS[name])}" for name in head if name in TERMS)
+        ]
         if any(line.row.trials for line in summary.lines):
-            parts += ["## What the rates were chosen from", markdown(*trials(summary))]
+            parts += ["## Learning-rate search", markdown(*trials(summary))]
         published = _paper_of(summary)
         if published:
-            parts += ["## What was published", _apart()]
+            parts += ["## Published results", _apart()]
         for paper in published:
             source = plain(f"{paper.title}. Source: {paper.source}.")
             parts += [source, markdown(paper.head, paper.rows), *map(plain, paper.notes)]
-        parts += ["## How to repeat it", "\n".join(f"- {plain(fact)}" for fact in _facts(summary))]
+        parts += ["## Reproduce", "\n".join(f"- {plain(fact)}" for fact in _facts(summary))]
         parts += [fenced("\n".join(_commands(summary)))]
     parts += ["```bibtex\n" + BIBTEX + "\n```"]
     return "\n\n".join(parts) + "\n"
@@ -138,7 +149,15 @@ def _forest_caption(summary: Summary) -> str:
 
 
 def _table(summary: Summary) -> str:
-    return "\n".join([table(*cells(summary)), *(paragraph(n, "note") for n in notes(summary))])
+    shown = table(*cells(summary), terms=TERMS, sortable=True)
+    return "\n".join([shown, *(paragraph(note, "note") for note in notes(summary))])
+
+
+def _left_to_the_table(summary: Summary) -> str:
+    left = len(summary.lines) - len(summary.drawn)
+    return (
+        f" Plots show the best {len(summary.drawn)}; {left} more are in the table." if left else ""
+    )
 
 
 def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
@@ -155,11 +174,15 @@ def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
             rates = [change.rpartition("=")[2] for change in trial["changes"]]
             chosen = "chosen" if place == 0 and value is not None else ""
             rows.append([line.row.label, *rates, shown, chosen])
-    return ["row", "learning rate", "table rate", f"validation {summary.metric_name}", ""], rows
+    return ["variant", "learning rate", "table rate", f"validation {summary.metric_name}", ""], rows
 
 
 def _trials(summary: Summary) -> str:
-    return table(*trials(summary)) if any(line.row.trials for line in summary.lines) else ""
+    return (
+        table(*trials(summary), sortable=True)
+        if any(line.row.trials for line in summary.lines)
+        else ""
+    )
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:
@@ -170,7 +193,7 @@ def _paper_of(summary: Summary) -> list[PaperTable]:
 def _apart() -> str:
     return (
         "Numbers of others, at their scale and on their machines: "
-        "for the order of the rows, not to be read on one axis with the table above."
+        "compare the order of the variants, not the values."
     )
 
 
@@ -194,7 +217,7 @@ def _curves(summary: Summary) -> str:
 
 def _attention(summary: Summary) -> str:
     plots = attention_maps(shown_lines(summary))
-    words = "The first tokens of one test example, the same for all rows."
+    words = "The first tokens of one test example, the same for all variants."
     return "\n".join([paragraph(words, "note"), figures(plots)]) if plots else ""
 
 
@@ -239,11 +262,12 @@ def _origin(summary: Summary) -> str:
                 str(run.path),
                 run.spec,
                 str(run.seed),
-                run.standing,
+                run.state,
                 (run.result or {}).get("recipe_hash", ""),
             ]
             for run in summary.study.runs
         ],
+        sortable=True,
     )
     recipe = (summary.study.runs[0].path / "recipe.toml") if summary.study.runs else None
     shown = recipe.read_text(encoding="utf-8", errors="replace") if recipe else ""

@@ -76,13 +76,12 @@ def look_of(place: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class End:
-    """Where a curve ends, or a point is, and what it is called."""
+    """Where a curve ends, and what it is called."""
 
     x: float
     y: float
     name: str
     look: dict[str, Any]
-    is_point: bool = False
 
 
 @contextmanager
@@ -129,31 +128,34 @@ def css_variables() -> str:
 
 
 def name_at_right(axes: Axes, ends: Sequence[End]) -> None:
-    """Write names in a column right of the axes, each tied to its (x, y), without overlap."""
+    """Write the names of curves in a column right of the axes, each tied to its end."""
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [(*to_axes.transform((end.x, end.y)), end) for end in ends]
     points.sort(key=lambda point: point[1])
     for (x, y, end), place in zip(points, _spread([p[1] for p in points]), strict=True):
         sample = {"color": end.look["color"], "transform": axes.transAxes, "clip_on": False}
         axes.plot([x, 1.0, 1.03], [y, y, place], linewidth=0.5, alpha=0.45, **sample)
-        if end.is_point:
-            axes.plot(1.055, place, end.look["marker"], markersize=5, **sample)
-        else:
-            dashes = end.look["linestyle"]
-            axes.plot([1.03, 1.1], [place, place], linestyle=dashes, linewidth=1.6, **sample)
-        axes.text(
-            1.08 if end.is_point else 1.115,
-            place,
-            literal(
-                end.name
-                if len(end.name) <= LONGEST
-                else end.name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
-            ),
-            transform=axes.transAxes,
-            color=end.look["color"],
-            fontsize=9,
-            va="center",
-        )
+        dashes = end.look["linestyle"]
+        axes.plot([1.03, 1.1], [place, place], linestyle=dashes, linewidth=1.6, **sample)
+        _write(axes, 1.115, place, end.name, end.look["color"])
+
+
+def list_at_right(
+    axes: Axes, names: Sequence[tuple[str, dict[str, Any], bool]], gap: float = 0.07
+) -> None:
+    """Write the names of points right of the axes, in order, each with its marker, maybe filled."""
+    for place, (name, look, filled) in enumerate(names):
+        height = 0.98 - gap * place
+        sample = {"color": look["color"], "transform": axes.transAxes, "clip_on": False}
+        inside = look["color"] if filled else "none"
+        axes.plot(1.04, height, look["marker"], markersize=5, markerfacecolor=inside, **sample)
+        _write(axes, 1.07, height, name, look["color"])
+
+
+def _write(axes: Axes, x: float, y: float, name: str, colour: str) -> None:
+    short = name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    how: dict[str, Any] = {"color": colour, "fontsize": 9, "va": "center"}
+    axes.text(x, y, literal(short), transform=axes.transAxes, **how)
 
 
 def _spread(heights: Sequence[float], gap: float = 0.075) -> list[float]:

@@ -1,5 +1,6 @@
 """The numbers of a study: each row's means over seeds, its verdict, and the answer (no torch)."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ METRICS = {  # as papers write them; others are written with spaces
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 DOT = "dot"
+MOST_DRAWN = 16  # rows in a plot; the others stay in the table
 UNIVERSAL = "universal"  # as compare labels it
 
 
@@ -30,6 +32,7 @@ class Line:
     """One row of the table; what no finished run tells is None."""
 
     row: Row
+    index: int  # of the row's colour, dashes and marker; 0 is dot
     scores: tuple[float, ...]
     comparison: Comparison | None
     cost: dict[str, float | None]  # means over finished runs
@@ -63,7 +66,7 @@ class Line:
         unfinished = [run for run in self.row.runs if run.result is None]
         if not self.row.runs:
             return "not run"
-        return "; ".join(f"seed {run.seed} {run.standing}" for run in unfinished)
+        return "; ".join(f"seed {run.seed} {run.state}" for run in unfinished)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,13 @@ class Summary:
     @property
     def finished(self) -> list[Record]:
         return [run for row in self.study.rows for run in row.finished]
+
+    @property
+    def drawn(self) -> list[Line]:
+        """The rows that plots have room for: dot, and the best of the others."""
+        others = [line for line in self.lines if line.index]
+        kept = others[: MOST_DRAWN - 1]
+        return [line for line in self.lines if line.index == 0 or line in kept]
 
     @property
     def scope(self) -> str:
@@ -129,11 +139,16 @@ def summarize(study: Study) -> Summary:
         )
         compared = {comparison.label: comparison for comparison in found}
     base = _cost(dot) if dot is not None else dict.fromkeys(COSTS)
-    lines = tuple(_line(row, metric, compared.get(row.label), base) for row in study.rows)
+    ordered = sorted(study.rows, key=lambda row: row is not plain)
+    lines = [
+        _line(row, index, metric, compared.get(row.label), base)
+        for index, row in enumerate(ordered)
+    ]
+    lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
     margin = _margin_text(metric, study.margin)
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
     said = answer(study.name, specs, margin, higher_is_better=higher)
-    return Summary(study, metric, higher, lines, margin, said)
+    return Summary(study, metric, higher, tuple(lines), margin, said)
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
@@ -153,7 +168,7 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
         f"Scope: {_layers(layers)} of width {model['d_model']}, "
         f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
         f"{tokens:,} tokens on {origin or recipe['name']}; {seed_words}. "
-        "Only self-attention differs between rows: cross-attention, where a model has any, "
+        "Only self-attention differs between variants: cross-attention, where a model has any, "
         "is dot product in all of them. Another scale or data set may answer otherwise."
     )
 
@@ -168,12 +183,21 @@ def paper_name(spec: str) -> str:
     return " + ".join(PAPER_NAMES.get(name, name.replace("_", " ").title()) for name in named)
 
 
+def _rank(mean: float | None, sign: int) -> float:
+    """Best first; what has no score, or diverged, last."""
+    return math.inf if mean is None or math.isnan(mean) else -sign * mean
+
+
 def _line(
-    row: Row, metric: str, comparison: Comparison | None, base: dict[str, float | None]
+    row: Row,
+    index: int,
+    metric: str,
+    comparison: Comparison | None,
+    base: dict[str, float | None],
 ) -> Line:
     cost = _cost(row)
     relative = {name: _ratio(value, base[name]) for name, value in cost.items()}
-    return Line(row, tuple(_scores(row, metric).values()), comparison, cost, relative)
+    return Line(row, index, tuple(_scores(row, metric).values()), comparison, cost, relative)
 
 
 def _measured(row: Row, metric: str) -> Measured:

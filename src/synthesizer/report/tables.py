@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -20,6 +20,26 @@ Value = float | int | str | None
 _FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _MARKUP = re.compile(r"([\\`*\[\]<>|&~])")
 _ADDRESS = re.compile(r"(?i)(\w)(://|(?<=www)\.)")  # which some readers turn into links
+
+
+TERMS = {
+    "difference from dot": "The variant's mean minus dot's over the seeds both have, with its "
+    "interval: other seeds and other test examples would move it within these bounds.",
+    "verdict": "better: above dot. no worse: less than the margin below dot. worse: more than the "
+    "margin below. undecided: the interval allows more than one of these.",
+    "FLOPs per token": "Multiplications and additions of a forward pass at full length.",
+    "training, tokens/s": "Tokens of training batches per second on the machine that ran it; in "
+    "brackets beside dot's.",
+    "decoding, tokens/s": "Greedy decoding with a cache, from the same prompts and for as many new "
+    "tokens in every variant, past any end-of-text token; in brackets beside dot's.",
+    "peak memory of a training step": "The most that weights, gradients, optimizer state and "
+    "activations took at once.",
+    "sharpness": "1 - entropy / log(visible keys) of the attention weights, mean over heads and "
+    "tokens: 0 is uniform attention, 1 looks at one key. A table near 0 was not learned.",
+    "steps per token": "Layers that a token passes in a Universal Transformer, which stops early.",
+    "learning rate": "train.lr and, in brackets, the factor of tables and mixture weights.",
+}
+"""What the headings of the table mean."""
 
 
 @dataclass(frozen=True)
@@ -41,111 +61,73 @@ def columns(summary: Summary) -> list[Column]:
     digits = summary.digits
     several = any(line.sd is not None for line in summary.lines)
     spread = ", mean \N{PLUS-MINUS SIGN} sd" if several else ""
+    score: dict[str, Callable[[Line], Value]] = {
+        "metric": lambda line: summary.metric,
+        "mean": lambda line: line.mean,
+        "sd": lambda line: line.sd,
+        "seeds": lambda line: len(line.scores),
+    }
+    difference: dict[str, Callable[[Line], Value]] = {
+        "difference": _found("difference"),
+        "low": lambda line: _end(line, "low"),
+        "high": lambda line: _end(line, "high"),
+        "margin": _found("margin"),
+    }
+    verdict = {"verdict": _found("word"), "settled_by": _found("settled_by")}
+    name = summary.metric_name
     return [
-        Column(
-            f"{summary.metric_name}{spread}",
-            lambda line: _mean_sd(line, digits),
-            {
-                "metric": lambda line: summary.metric,
-                "mean": lambda line: line.mean,
-                "sd": lambda line: line.sd,
-                "seeds": lambda line: len(line.scores),
-            },
-            summary.metric_name,
-        ),
-        Column(
-            "difference from dot",
-            lambda line: _difference(line, digits),
-            {
-                "difference": _found("difference"),
-                "low": lambda line: _end(line, "low"),
-                "high": lambda line: _end(line, "high"),
-                "margin": _found("margin"),
-            },
-            "vs dot",
-        ),
-        Column(
-            "verdict",
-            _verdict,
-            {
-                "verdict": _found("word"),
-                "settled_by": _found("settled_by"),
-            },
-            "verdict",
-            _short_verdict,
-        ),
-        Column(
-            "parameters", lambda line: big(line.cost["parameters"]), _cost("parameters"), "params"
-        ),
-        Column("FLOPs per token", lambda line: big(line.cost["flops"]), _cost("flops")),
-        Column(
-            "training, tokens/s",
-            lambda line: _speed(line, "training"),
-            _cost("training") | {"training_relative": lambda line: line.relative["training"]},
-            "training",
-            lambda line: _times(line.relative["training"]),
-        ),
-        Column(
-            "decoding, tokens/s",
-            lambda line: _speed(line, "decoding"),
-            _cost("decoding") | {"decoding_relative": lambda line: line.relative["decoding"]},
-            "decoding",
-            lambda line: _times(line.relative["decoding"]),
-        ),
-        Column(
-            "peak memory of a training step",
-            lambda line: _bytes(line.cost["memory"]),
-            _cost("memory"),
-        ),
-        Column(
-            "peak memory of the process, libraries included",
-            lambda line: _bytes(line.cost["process_memory"]),
-            _cost("process_memory"),
-        ),
-        Column(
-            "sharpness",
-            lambda line: _number(line.cost["sharpness"], 2),
-            _cost("sharpness"),
-            "sharpness",
-        ),
-        Column(
-            "steps per token",
-            lambda line: _number(line.cost["steps_per_token"], 2),
-            _cost("steps_per_token"),
-        ),
-        Column(
-            "learning rate",
-            _rates,
-            {"learning_rates": _rates},
-        ),
+        Column(f"{name}{spread}", lambda line: _mean_sd(line, digits), score, name),
+        Column("difference from dot", lambda line: _difference(line, digits), difference, "vs dot"),
+        Column("verdict", _verdict, verdict, "verdict", _short_verdict),
+        _costs("parameters", "parameters", big, "params"),
+        _costs("FLOPs per token", "flops", big),
+        _speeds("training"),
+        _speeds("decoding"),
+        _costs("peak memory of a training step", "memory", _bytes),
+        _costs("peak memory of the process, libraries included", "process_memory", _bytes),
+        _costs("sharpness", "sharpness", _two_digits, "sharpness"),
+        _costs("steps per token", "steps_per_token", _two_digits),
+        Column("learning rate", _rates, {"learning_rates": _rates}),
         Column("remarks", lambda line: _under(_remarks(line)), {"remarks": _remarks}),
     ]
 
 
+def _costs(
+    head: str, name: str, show: Callable[[float | None], str], short: str | None = None
+) -> Column:
+    return Column(head, lambda line: show(line.cost[name]), _cost(name), short)
+
+
+def _speeds(name: str) -> Column:
+    """Tokens per second, and beside dot's."""
+    keep = _cost(name) | {f"{name}_relative": lambda line: line.relative[name]}
+    head = f"{name}, tokens/s"
+    return Column(
+        head, lambda line: _speed(line, name), keep, name, lambda line: _times(line.relative[name])
+    )
+
+
 def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Head and rows as text, without columns that are empty throughout."""
-    shown = [
-        (column.head, [column.show(line) for line in summary.lines]) for column in columns(summary)
-    ]
-    kept = [(head, texts) for head, texts in shown if set(texts) - {MISSING, ""}]
     names = [f"{line.paper_name}\n{line.row.label}" for line in summary.lines]
-    rows = [[name, *(texts[place] for _, texts in kept)] for place, name in enumerate(names)]
-    return ["row", *(head for head, _ in kept)], rows
+    return _filled(summary, names, {c.head: c.show for c in columns(summary)})
 
 
 def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Head and rows for a terminal: what fits beside a row's name."""
-    shown = [
-        (column.short, [(column.show_short or column.show)(line) for line in summary.lines])
-        for column in columns(summary)
-        if column.short
-    ]
-    kept = [(head, texts) for head, texts in shown if set(texts) - {MISSING, ""}]
-    rows = [
-        [fill(line.row.label, NAME), *(texts[place].replace("\n", ", ") for _, texts in kept)]
-        for place, line in enumerate(summary.lines)
-    ]
-    return ["row", *(head for head, _ in kept)], rows
+    names = [fill(line.row.label, NAME) for line in summary.lines]
+    shown = {c.short: c.show_short or c.show for c in columns(summary) if c.short}
+    head, rows = _filled(summary, names, shown)
+    return head, [[first, *(cell.replace("\n", ", ") for cell in row)] for first, *row in rows]
+
+
+def _filled(
+    summary: Summary, names: Sequence[str], shown: Mapping[str, Callable[[Line], str]]
+) -> tuple[list[str], list[list[str]]]:
+    texts = {head: [show(line) for line in summary.lines] for head, show in shown.items()}
+    kept = {head: column for head, column in texts.items() if set(column) - {MISSING, ""}}
+    rows = [list(row) for row in zip(names, *kept.values(), strict=True)]
+    return ["variant", *kept], rows
 
 
 def csv_text(summaries: Sequence[Summary]) -> str:
@@ -207,6 +189,10 @@ def _cost(name: str) -> dict[str, Callable[[Line], Value]]:
 
 def _found(name: str) -> Callable[[Line], Value]:
     return lambda line: getattr(line.comparison, name) if line.comparison else None
+
+
+def _two_digits(value: float | None) -> str:
+    return _number(value, 2)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import write_atomically
 from synthesizer.report.load import read_studies
-from synthesizer.report.page import Section, page
-from synthesizer.report.sections import lead, sections, text_of
+from synthesizer.report.page import Section, page, paragraph
+from synthesizer.report.sections import explanation, lead, sections, text_of
 from synthesizer.report.summary import Summary, summarize
 from synthesizer.report.tables import csv_text
 
+MOST_DRAWN = 6  # studies with plots in one page
 NAMES = ("report.html", "report.md", "table.csv")
 
 
@@ -43,10 +44,22 @@ def write(summaries: Sequence[Summary], home: Path) -> Path:
 def _html(summaries: Sequence[Summary]) -> str:
     if len(summaries) == 1:
         (only,) = summaries
-        return page(only.question, sections(only), lead(only))
+        return page(only.question, [*sections(only), explanation()], lead(only))
     parts = [
         Section(f"{summary.study.name}: {section.heading}", section.body)
-        for summary in summaries
-        for section in [Section("the answer", lead(summary)), *sections(summary)]
+        for index, summary in enumerate(summaries)
+        for section in _sections(summary, plots=index < MOST_DRAWN)
     ]
-    return page("Which tasks need dot-product attention?", parts)
+    note = ""
+    if len(summaries) > MOST_DRAWN:
+        note = paragraph(
+            f"Plots are drawn for the first {MOST_DRAWN} of {len(summaries)} studies; "
+            "report a directory alone for its plots.",
+            "note",
+        )
+    return page("Which tasks need dot-product attention?", [*parts, explanation()], note)
+
+
+def _sections(summary: Summary, *, plots: bool) -> list[Section]:
+    first = lead(summary) if plots else paragraph(summary.answer, "answer")
+    return [Section("the answer", first), *sections(summary, plots=plots)]
