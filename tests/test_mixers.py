@@ -141,11 +141,6 @@ def test_resizing_a_model_of_baselines_keeps_what_it_learned():
             "use it in an encoder, and another spec for a decoder (decoder_synthesis)",
         ),
         (
-            lambda: config(kind="decoder", synthesis="lightconv,dot", positions="relative"),
-            "positions=\"relative\" is a bias on logits, and synthesis 'lightconv,dot' has a layer "
-            "without logits; choose other positions",
-        ),
-        (
             lambda: build(SynthesizerForCausalLM, synthesis="lightconv,dot")(
                 ids(1, 3), output_attentions=True
             ),
@@ -158,3 +153,31 @@ def test_what_a_baseline_cannot_do_is_told(make, text):
     with pytest.raises(UserError) as caught:
         make()
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec", ["lightconv:kernel=3", "dynamicconv:kernel=3", "lightconv:kernel=3,dot"]
+)
+def test_layers_without_logits_run_beside_a_relative_bias_without_it(spec):
+    relative = build(SynthesizerForCausalLM, synthesis=spec, positions="relative")
+    plain = build(SynthesizerForCausalLM, synthesis=spec, positions="none")
+    biases = [name for name, _ in relative.named_parameters() if "relative" in name]
+    assert len(biases) == ("dot" in spec)
+    plain.load_state_dict({k: v for k, v in relative.state_dict().items() if k not in biases})
+    same = torch.equal(relative(ids(2, 5)).logits, plain(ids(2, 5)).logits)
+    assert same == ("dot" not in spec)  # dot alone feels the bias
+    assert relative.config.layers_without_bias == {"decoder": 1 if "dot" in spec else 2}
+    assert plain.config.layers_without_bias == {}
+
+
+def test_an_encoder_decoder_of_convolutions_trains_and_generates_with_relative_positions():
+    model = build(
+        SynthesizerForConditionalGeneration,
+        synthesis="dynamicconv:kernel=3",
+        positions="relative",
+        norm="rms",
+    )
+    model(input_ids=ids(2, 5), labels=ids(2, 4)).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.generate(ids(2, 5), max_new_tokens=3, num_beams=2).shape[0] == 2
+    assert model.config.layers_without_bias == {"encoder": 2, "decoder": 2}

@@ -297,8 +297,12 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
 
 def shows_weights(spec: str) -> bool:
     """Whether every layer of a spec that has a token mixer can show attention weights."""
-    terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
-    return not any(_VARIANTS[term.name].baseline for term in terms)
+    return all(item == NONE or has_logits(item) for item, _ in split_layers(spec))
+
+
+def has_logits(layer: str) -> bool:
+    """Whether the spec of one layer makes logits between tokens, which a bias can be added to."""
+    return not any(_VARIANTS[term.name].baseline for term in parse_spec(layer)) and layer != NONE
 
 
 def modules_of(spec: str) -> list[str]:

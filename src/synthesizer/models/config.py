@@ -14,9 +14,9 @@ from synthesizer.sizes import DEFAULTS, PRESETS
 from synthesizer.spec import (
     NONE,
     expand_layers,
+    has_logits,
     modules_of,
     require_registered,
-    shows_weights,
     split_layers,
 )
 
@@ -35,7 +35,8 @@ class SynthesizerConfig(PreTrainedConfig):
                        the same for an encoder-decoder's decoder; left out, it is as the encoder
     norm               "layer" (with biases) or "rms" (without, as T5)
     norm_position      "pre" or "post" each sublayer
-    positions          "sinusoidal", "learned", "relative" (T5's bias, outside alpha) or "none"
+    positions          "sinusoidal", "learned", "relative" (T5's bias, outside alpha) or "none";
+                       a layer without logits, as a convolution, runs without the bias
     attention_dropout  on attention weights; dropout is on residuals
     label_smoothing    applied by the model itself, in training only
     pooling            "cls" (the first real token) or "mean": what a classifier reads
@@ -155,14 +156,27 @@ class SynthesizerConfig(PreTrainedConfig):
             halt_at=None if self.fixed_depth else 1 - self.halting_epsilon,
         )
 
+    @property
+    def layers_without_bias(self) -> dict[str, int]:
+        """Layers of each stack that have no logits for the relative bias to act on."""
+        if self.positions != "relative":
+            return {}
+        stacks = {"decoder" if self.kind == "decoder" else "encoder": self.synthesis}
+        if self.kind == "encoder_decoder":
+            stacks["decoder"] = self.decoder_synthesis
+        depths = {"encoder": self.num_layers, "decoder": self.num_decoder_layers}
+        counts = {
+            stack: sum(
+                layer != NONE and not has_logits(layer)
+                for layer in expand_layers(spec, depths[stack])
+            )
+            for stack, spec in stacks.items()
+        }
+        return {stack: count for stack, count in counts.items() if count}
+
     def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
         """Write a spec with all that was left to defaults of size, so that it can be resized."""
         expand_layers(spec, num_layers)
-        if self.positions == "relative" and not shows_weights(spec):
-            raise UserError(
-                f'positions="relative" is a bias on logits, and synthesis {spec!r} has a layer '
-                "without logits; choose other positions"
-            )
         size = Size(self.d_model, self.num_heads, max_len)
         settled = []
         for item, repeat in split_layers(spec):

@@ -17,7 +17,7 @@ from synthesizer.attention.layer import Cache, CrossAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
-from synthesizer.spec import NONE
+from synthesizer.spec import NONE, has_logits
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -149,6 +149,7 @@ class Layer(GradientCheckpointingLayer):
         self.pre_norm = shape.norm_position == "pre"
         norm = NORMS[shape.norm]
         self.attention, self.attention_norm, self.cross, self.cross_norm = None, None, None, None
+        self.has_logits = has_logits(synthesis)
         if synthesis != NONE:
             self.attention = build_mixer(
                 synthesis,
@@ -186,12 +187,13 @@ class Layer(GradientCheckpointingLayer):
                 cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
             return x, None
         x_in, mask = self._enter(x, self.attention_norm), context.attention_mask
+        bias = context.bias if self.has_logits else None
         if not context.keep_weights:
             y = self.attention(
                 x_in,
                 attention_mask=mask,
                 position_ids=context.positions if context.told else None,
-                bias=context.bias,
+                bias=bias,
                 cache=cache,
             )
             return self._leave(x, y, self.attention_norm), None
@@ -199,7 +201,7 @@ class Layer(GradientCheckpointingLayer):
             x_in,
             attention_mask=mask,
             position_ids=context.positions if context.told else None,
-            bias=context.bias,
+            bias=bias,
             cache=cache,
         )
         return self._leave(x, y, self.attention_norm), weights
@@ -246,7 +248,7 @@ class Stack(nn.Module):
         self.shape = shape
         self.positions = Positions(shape.positions, shape.max_len, shape.d_model)
         self.relative = None
-        if shape.positions == "relative":
+        if shape.positions == "relative" and any(map(has_logits, specs)):
             self.relative = RelativeBias(shape.num_heads, causal=shape.causal)
         layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
         self.layers = layers  # type: ignore[assignment]

@@ -233,7 +233,8 @@ def _rows(asked: Asked, recipe: Recipe) -> Iterator[Row]:
         for name, variant in variants().items():
             if variant.baseline and name not in named:
                 yield Row(name, name, folder(name), like, offered=True)
-        universal = ("model.universal=true",)
+        # A ponder cost rewards a model for halting before its later steps have learned anything.
+        universal = ("model.universal=true", "model.ponder_cost=0")
         yield Row("universal", "dot", f"{folder('dot')}-universal", like, universal, offered=True)
 
 

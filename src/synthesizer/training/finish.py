@@ -119,6 +119,7 @@ def measure_cost(
     memory = [line["memory_bytes"] for line in run.timing() if "memory_bytes" in line]
     return {
         "parameters": count_parameters(model),
+        "layers_without_bias": model.config.layers_without_bias,
         "flops_per_token": flops_per_token(model.config),
         "cache_bytes_per_token": cache_bytes_per_token(model.config),
         "training_seconds": seconds,
