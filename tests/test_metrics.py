@@ -108,7 +108,7 @@ def test_scoring_nothing_is_an_error(name):
 
 
 def test_predictions_that_do_not_pair_with_targets_are_counted_in_the_error():
-    message = "2 predictions met 1 targets; they must pair one to one"
+    message = "2 predictions and 1 targets; they must pair one to one"
     for make in (metrics.accuracy_statistics, metrics.pearson_statistics):
         with pytest.raises(UserError, match=message):
             make([1, 0], [1])

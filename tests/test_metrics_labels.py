@@ -75,9 +75,11 @@ def test_f1_of_three_labels_is_an_error():
 
 
 def test_a_number_that_is_no_label_is_named():
-    with pytest.raises(UserError, match="target -1 is no label; expected 0 to 2 for 3 labels"):
+    with pytest.raises(UserError, match="target -1 is not a label; expected 0 to 2 for 3 labels"):
         metrics.confusion_statistics([0], [-1], num_labels=3)
-    with pytest.raises(UserError, match="prediction 3 is no label; expected -1 to 2 for 3 labels"):
+    with pytest.raises(
+        UserError, match="prediction 3 is not a label; expected -1 to 2 for 3 labels"
+    ):
         metrics.confusion_statistics([3], [0], num_labels=3)
 
 
@@ -97,7 +99,7 @@ def test_token_accuracy_of_nothing_scored_or_unpaired_tokens_is_an_error():
     nothing = metrics.token_accuracy_statistics([np.array([1])], [np.array([-100])])
     with pytest.raises(UserError, match="nothing was scored: the count is 0"):
         metrics.score("token_accuracy", nothing)
-    with pytest.raises(UserError, match=r"shape \(1,\) met a target of shape \(2,\)"):
+    with pytest.raises(UserError, match=r"shape \(1,\) and a target of shape \(2,\)"):
         metrics.token_accuracy_statistics([np.array([1])], [np.array([1, 2])])
 
 

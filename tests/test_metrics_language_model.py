@@ -46,7 +46,7 @@ def test_a_text_without_words_has_no_word_perplexity():
 
 
 def test_windows_need_one_count_each():
-    with pytest.raises(UserError, match="2 predictions met 1 targets"):
+    with pytest.raises(UserError, match="2 predictions and 1 targets"):
         metrics.language_model_statistics([1.0, 2.0], [1], [1, 1], [1, 1])
 
 

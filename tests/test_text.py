@@ -125,7 +125,7 @@ def test_a_vocabulary_too_small_for_bytes_is_an_error():
 
 
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="which is no folder; name a tokenizer folder"):
+    with pytest.raises(UserError, match="which is not a directory; name a tokenizer directory"):
         load_tokenizer(tmp_path / "none")
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)

@@ -151,7 +151,7 @@ def uncorrupted_length(max_len: int, decoder_max_len: int) -> int:
 def corrupt(
     tokens: Array, rng: np.random.Generator, *, sentinels: Array, eos: int
 ) -> tuple[Array, Array]:
-    """Replace random spans by sentinels; the target spells each sentinel and what it stands for.
+    """Replace random spans by sentinels; the target has each sentinel and the tokens it replaced.
 
     a b c d e f g h  ->  source a b <0> e f g <1> </s>,  target <0> c d <1> h </s>
     """

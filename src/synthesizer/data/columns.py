@@ -155,7 +155,7 @@ def label_of(row: Row, column: str) -> str:
 
 
 def label_number(label: str, labels: tuple[str, ...], column: str) -> int:
-    """The number of a label by its name, or of a number that stands for a name."""
+    """The number of a label by its name, or the number itself."""
     if label in labels:
         return labels.index(label)
     if label.isdecimal() and int(label) < len(labels):

@@ -1,6 +1,6 @@
 """Encoded data kept between runs: one .npz file per content, safe to delete at any time.
 
-A folder that others may write is neither read nor filled: what they put there would be trained on.
+A directory that others may write is neither read nor filled: their files would be trained on.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """SYNTHESIZER_CACHE, else a folder in the user's cache."""
+    """SYNTHESIZER_CACHE, else a directory in the user's cache."""
     named = os.environ.get("SYNTHESIZER_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "synthesizer"
 
@@ -75,7 +75,7 @@ def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
 
 @functools.cache
 def _is_own(folder: Path) -> bool:
-    """Whether nobody else may write the folder, which is made where it is missing; told if not."""
+    """Whether nobody else may write the directory, made where missing; warns if not."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = who_else_may_write(folder)

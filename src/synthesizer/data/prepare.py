@@ -167,46 +167,48 @@ class Fitter:
                 encode(self._tokenizer, [fields[side] for fields in chunk], closed=self._closed)
                 for side in range(len(self._limits))
             ]
-            fitted = [
-                self._fit(split, fields, ids, counts)
-                for fields, *ids in zip(chunk, *encoded, strict=True)
-            ]
-            kept += [ids is not None for ids in fitted]
-            columns = zip(*(ids for ids in fitted if ids is not None), strict=True)
-            parts.append([Ragged.of(column) for column in columns])
+            dropped = self._fit(split, chunk, encoded, counts)
+            kept += [index not in dropped for index in range(len(chunk))]
+            if len(dropped) < len(chunk):
+                parts.append([Ragged.of(side) for side in _without(encoded, dropped)])
         if not any(kept):
             raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
         if counts:
             self.report[split] = dict(counts)
-        sides = [Ragged.join(side) for side in zip(*filter(None, parts), strict=True)]
+        sides = [Ragged.join(side) for side in zip(*parts, strict=True)]
         return sides, examples if all(kept) else examples.take(np.array(kept))
 
     def _fit(
-        self, split: str, fields: Fields, ids: list[list[int]], counts: Counter[str]
-    ) -> list[list[int]] | None:
-        """The token lists of one example, cut where they are too long; None drops it."""
-        long = [
-            (limit, tokens)
-            for limit, tokens in zip(self._limits, ids, strict=True)
-            if len(tokens) > limit.length
-        ]
-        if not long:
-            return ids
-        limit, tokens = long[0]
-        if self._policy == "error":
-            raise UserError(
-                f"an example of {split} has {len(tokens)} tokens where {limit.key}={limit.length} "
-                f"('{fields[0][:40]}...'); raise {limit.key}, or set data.overlong to truncate or "
-                "drop"
-            )
-        if self._policy == "drop" and split == "train":
-            counts["dropped"] += 1
-            return None
-        counts["truncated"] += 1
-        return [
-            truncate(tokens, limit, self._tokenizer.eos_token_id)
-            for limit, tokens in zip(self._limits, ids, strict=True)
-        ]
+        self, split: str, chunk: list[Fields], encoded: list[list[list[int]]], counts: Counter[str]
+    ) -> set[int]:
+        """Cut what is too long in place; return the indices of examples to drop."""
+        dropped: set[int] = set()
+        too_long: dict[int, tuple[Limit, int]] = {}  # the first field of an example that is
+        for limit, side in zip(self._limits, encoded, strict=True):
+            for index, tokens in enumerate(side):
+                if len(tokens) > limit.length:
+                    too_long.setdefault(index, (limit, len(tokens)))
+        for index, (limit, length) in too_long.items():
+            if self._policy == "error":
+                raise UserError(
+                    f"an example of {split} has {length} tokens where {limit.key}={limit.length} "
+                    f"('{chunk[index][0][:40]}...'); raise {limit.key}, or set data.overlong to "
+                    "truncate or drop"
+                )
+            if self._policy == "drop" and split == "train":
+                dropped.add(index)
+                continue
+            for limit, side in zip(self._limits, encoded, strict=True):
+                side[index] = truncate(side[index], limit, self._tokenizer.eos_token_id)
+        if too_long:
+            counts["dropped" if dropped else "truncated"] += len(too_long)
+        return dropped
+
+
+def _without(encoded: list[list[list[int]]], dropped: set[int]) -> list[list[list[int]]]:
+    if not dropped:
+        return encoded
+    return [[ids for i, ids in enumerate(side) if i not in dropped] for side in encoded]
 
 
 def truncate(tokens: list[int], limit: Limit, eos: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Which examples make which batch: a pure function of lengths, seed and epoch.
 
 Lengths are rounded up to a bucket and sorted, equal ones in a new random order each epoch. The
-sorted buckets never change, so neither do the places of the cuts: every epoch has the same number
+sorted buckets never change, so neither do the cuts: every epoch has the same number
 of batches, and the batch at any step is found without walking through those before it.
 """
 
@@ -33,7 +33,7 @@ class Order:
         groups: Array | None = None,
         cap: int | None = None,
     ) -> None:
-        assert len(lengths), "an order of nothing"
+        assert len(lengths), "no examples"
         buckets = np.minimum(-(-lengths // _BUCKET) * _BUCKET, lengths.max(axis=0))
         groups = np.zeros(len(lengths), dtype=np.int64) if groups is None else groups
         self._seed = seed
@@ -56,7 +56,7 @@ class Order:
         drawn = self._first + rng.integers(self._size)
         mixed = np.lexsort((rng.random(len(drawn)), self._bucket))
         batches = np.split(self._ranked[drawn[mixed]], self._cuts)
-        return [batches[place] for place in rng.permutation(len(batches))]
+        return [batches[index] for index in rng.permutation(len(batches))]
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, Array]]:
         """Epoch and examples of every batch from the start-th on, without end."""
@@ -73,7 +73,7 @@ def in_order(lengths: Array, batch_tokens: int) -> list[Array]:
 
 
 def _pools(groups: Array, cap: int | None) -> tuple[Array, Array]:
-    """First place and size of the stretch of ranked examples that each slot of an epoch draws from.
+    """First index and size of the stretch of ranked examples that each slot of an epoch draws from.
 
     A group within its cap has one slot per example; a larger one `cap` stretches of like lengths.
     """

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class File:
-    """A data file, or a folder of text; hashing and reading share one open handle."""
+    """A data file, or a directory of text; hashing and reading share one open handle."""
 
     _idle: io.BufferedReader | None = None
 
@@ -131,7 +131,7 @@ class Source:
 
 
 def open_source(data: Data, folder: Path | None) -> Source:
-    """Find the rows a recipe names; `folder` holds local copies of the hub's sets."""
+    """Find the rows a recipe names; `folder` is the directory of local copies of the hub's sets."""
     if data.train or data.validation or data.test:
         return _from_files(data)
     if data.builtin:
@@ -173,7 +173,7 @@ def _from_files(data: Data) -> Source:
 
 
 def read_files(files: Sequence[File], *, header: bool | None = None) -> Iterator[Row]:
-    """Rows of one file or folder, or of plain text files that pair line by line."""
+    """Rows of one file or directory, or of plain text files that pair line by line."""
     return _parallel(files) if len(files) > 1 else files[0].rows(header)
 
 
@@ -276,7 +276,7 @@ def _text(file: File) -> Iterator[Row]:
 
 
 def _text_folder(folder: Path) -> Iterator[Row]:
-    """Every file below a folder is one document, hidden ones aside."""
+    """Every file below a directory is one document, hidden ones aside."""
     for path in _files_below(folder):
         yield Row(str(path), 1, {"text": "".join(File(path).lines()).removesuffix("\n")})
 
@@ -311,7 +311,7 @@ def _find_local(data: Data, folder: Path | None) -> Source | None:
         found = {split: _split_files(place, data.splits.get(split, split)) for split in SPLITS}
         if found["train"]:
             return Source(
-                f"local copy {place.name}",  # a record names no folder of one machine
+                f"local copy {place.name}",  # a record names no path of one machine
                 {split: partial(_read_each, f, data.header) for split, f in found.items() if f},
                 files=[file for files in found.values() for file in files],
             )

@@ -21,7 +21,7 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
 def sentinel(number: int) -> str:
-    """The token that stands for the number-th removed span."""
+    """The sentinel token of the number-th removed span."""
     return f"<extra_id_{number}>"
 
 
@@ -78,9 +78,11 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Read a tokenizer folder; it must know padding and the end of a text."""
+    """Read a tokenizer directory; it must know padding and the end of a text."""
     if not Path(folder).is_dir():
-        raise UserError(f"text.tokenizer is {folder}, which is no folder; name a tokenizer folder")
+        raise UserError(
+            f"text.tokenizer is {folder}, which is not a directory; name a tokenizer directory"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
@@ -135,9 +137,9 @@ def _backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 def byte_alphabet() -> list[str]:
-    """The character that stands for each byte, 0 to 255, in byte-level tokenizers."""
+    """The character that represents each byte, 0 to 255, in byte-level tokenizers."""
     others = (byte for byte in range(256) if byte not in _PRINTABLE)
-    shifted = {byte: chr(256 + place) for place, byte in enumerate(others)}
+    shifted = {byte: chr(256 + index) for index, byte in enumerate(others)}
     return [shifted.get(byte, chr(byte)) for byte in range(256)]
 
 

@@ -1,4 +1,4 @@
-"""How a long job tells where it is: a bar on a terminal, one plain line at a time elsewhere."""
+"""How a long job reports its progress: a bar on a terminal, one plain line at a time elsewhere."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from synthesizer.untrusted import printable
 
 
 class Progress(Protocol):
-    """What the loop tells while it works."""
+    """What the training loop reports."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         """Training is at a step: its loss, tokens per second, and seconds left."""
@@ -25,16 +25,16 @@ class Progress(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """Something happened that is worth a line."""
+        """Print a message."""
         ...
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """Nothing more will be reported."""
         ...
 
 
 class Quiet:
-    """Tells nothing."""
+    """Reports nothing."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
 

@@ -67,13 +67,15 @@ class _Part(BaseModel):
 
 
 class Data(_Part):
-    """Where examples come from: the first of files, builtin, local and hub that is named serves."""
+    """Where examples come from: the first that is set of files, builtin, local and hub."""
 
-    train: Files | None = None  # a file, a folder of text, or parallel files (train.en, train.de)
+    train: Files | None = (
+        None  # a file, a directory of text, or parallel files (train.en, train.de)
+    )
     validation: Files | None = None
     test: Files | None = None
     builtin: str | None = None  # a corpus of synthesizer.data.corpora
-    local: Files | None = None  # folders under SYNTHESIZER_DATA, the first one there serves
+    local: Files | None = None  # directories under SYNTHESIZER_DATA; the first that exists is used
     hub: str | None = None  # a Hugging Face data set
     config: str | None = None  # which configuration of it
     splits: dict[str, str] = {}  # our split -> the set's own name for it
@@ -96,7 +98,7 @@ class Text(_Part):
     kind: Literal["bpe", "word", "byte"] = "bpe"
     vocab_size: Positive = 8000
     share: Literal["joint", "separate"] = "joint"  # learn on both sides, or half from each
-    tokenizer: str | None = None  # an existing tokenizer folder instead
+    tokenizer: str | None = None  # an existing tokenizer directory instead
 
 
 class Model(_Part):
@@ -233,7 +235,7 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no section, by its dotted key."""
+    """Every value that is not a section, by its dotted key."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")
@@ -295,7 +297,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{origin} is not valid TOML: {error}; mend the file") from None
+        raise UserError(f"{origin} is not valid TOML: {error}; fix the file") from None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -338,10 +340,10 @@ def _tuples(value: Any) -> Any:  # noqa: ANN401
 
 
 def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    places = [str(place) for place in error["loc"] if not str(place).endswith("]")]
-    section = places[0] if places and places[0] in _SECTIONS else None
+    keys = [str(key) for key in error["loc"] if not str(key).endswith("]")]
+    section = keys[0] if keys and keys[0] in _SECTIONS else None
     where = f"[{section}]: " if section else "top level: "
-    key = ".".join(places[1:] if section else places) or str(section)
+    key = ".".join(keys[1:] if section else keys) or str(section)
     known = [*(_SECTIONS[section] if section else Recipe).model_fields]
     if error["type"] == "extra_forbidden":
         return f"{where}unknown key '{key}'{_nearest(key, known)}"
@@ -419,17 +421,17 @@ def _refuse_idle_keys(recipe: Recipe, origin: str) -> None:
         tasks = [name for name, info in TASKS.items() if info.shape in shapes]
         if recipe.task not in tasks and _is_set(getattr(recipe, section), key):
             raise UserError(
-                f"{origin} [{section}]: {key} means nothing to task '{recipe.task}'; drop it "
+                f"{origin} [{section}]: {key} is not used by task '{recipe.task}'; drop it "
                 f"(it is for {', '.join(tasks)})"
             )
     for key in ("halting_epsilon", "ponder_cost", "fixed_depth"):
         if not recipe.model.universal and _is_set(recipe.model, key):
             raise UserError(
-                f"{origin} [model]: {key} means nothing without universal = true; drop it"
+                f"{origin} [model]: {key} is not used without universal = true; drop it"
             )
         if recipe.model.fixed_depth and key != "fixed_depth" and _is_set(recipe.model, key):
             raise UserError(
-                f"{origin} [model]: {key} means nothing with fixed_depth = true; drop one of them"
+                f"{origin} [model]: {key} is not used with fixed_depth = true; drop one of them"
             )
 
 

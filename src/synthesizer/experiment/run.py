@@ -3,10 +3,11 @@
     recipe.toml      the resolved recipe       metrics.jsonl    no clock in it: equal after a resume
     timing.jsonl     how fast it went          result.json      written last: the run is finished
     statistics.npz   per example, no text      attention.npz    where the model looks
-    model/           a Hugging Face folder     checkpoints/     to resume, and the weights behind it
+    model/           a Hugging Face model      checkpoints/     to resume, and the weights behind it
     samples.txt
 
-Every file is written beside its place and moved there, so a killed run is readable and resumable.
+Every file is written atomically (a temporary file, then a rename), so a killed run is readable and
+resumable.
 """
 
 import json
@@ -52,7 +53,7 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The Hugging Face folder."""
+        """The Hugging Face model directory."""
         return self.path / "model"
 
     @property
@@ -136,7 +137,7 @@ class Run:
             self.write(name, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, name: str, text: str) -> None:
-        """Put a text file in its place at once."""
+        """Write a text file atomically."""
 
         def fill(path: Path) -> None:
             path.write_text(text, encoding="utf-8")
@@ -144,7 +145,7 @@ class Run:
         write_atomically(self.path / name, fill)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put arrays in their place at once, as a compressed .npz."""
+        """Write arrays atomically, as a compressed .npz."""
 
         def fill(path: Path) -> None:
             with path.open("wb") as file:
@@ -171,7 +172,7 @@ class Run:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends."""
-    with path.open("w") as file:  # which is no link: check_links
+    with path.open("w") as file:  # which is not a link: check_links
         try:
             import fcntl
 
@@ -187,7 +188,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def default_path(recipe: Recipe) -> Path:
-    """Where a run goes unless told: runs/<recipe>/<synthesis>/seed<k>."""
+    """The default path of a run: runs/<recipe>/<synthesis>/seed<k>."""
     name = check_folder_name(recipe.name, "the recipe's name")
     return Path("runs") / name / spec_folder(recipe) / f"seed{recipe.seed}"
 

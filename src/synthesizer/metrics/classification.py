@@ -34,7 +34,7 @@ def token_accuracy_statistics(
     for predicted, target in zip(predictions, targets, strict=True):
         if predicted.shape != target.shape:
             raise UserError(
-                f"a prediction of shape {predicted.shape} met a target of shape {target.shape}; "
+                f"a prediction of shape {predicted.shape} and a target of shape {target.shape}; "
                 "they must pair token by token"
             )
         scored = target != ignore
@@ -70,7 +70,7 @@ def f1_from_statistics(total: Total) -> float:
     """100 times F1 of label 1 of two; 0 where label 1 is neither there nor predicted.
 
     An answer that names no label counts as the wrong one of the two, as in T5's evaluation:
-    otherwise rubbish in place of a 0 would cost nothing.
+    otherwise an invalid answer instead of a 0 would cost nothing.
     """
     confusion = _confusion(total)
     if len(confusion) != 2:
@@ -103,6 +103,6 @@ def _require_labels(role: str, labels: NDArray[np.int64], low: int, num_labels: 
     wrong = labels[(labels < low) | (labels >= num_labels)]
     if len(wrong):
         raise UserError(
-            f"{role} {wrong[0]} is no label; expected {low} to {num_labels - 1} "
+            f"{role} {wrong[0]} is not a label; expected {low} to {num_labels - 1} "
             f"for {num_labels} labels"
         )

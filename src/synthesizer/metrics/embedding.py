@@ -88,7 +88,7 @@ def _extrema(rows: Matrix) -> Matrix:
 
 
 def _together(stream: NDArray[np.int64], size: int, window: int) -> Matrix:
-    """How often word i stood within the window of word j; -1 in the stream is no word."""
+    """How often word i occurs within the window of word j; -1 in the stream is not a word."""
     counts = np.zeros((size, size), dtype=np.float32)
     for distance in range(1, window + 1):
         left, right = stream[:-distance], stream[distance:]
@@ -99,7 +99,7 @@ def _together(stream: NDArray[np.int64], size: int, window: int) -> Matrix:
 
 
 def _pointwise(counts: Matrix) -> Matrix:
-    """max(0, log P(i, j) / (P(i) P(j))), and 0 where the two never met."""
+    """max(0, log P(i, j) / (P(i) P(j))), and 0 where the two never occur together."""
     left, right = np.nonzero(counts)
     marginal = counts.sum(0, dtype=np.float64)
     ratio = counts[left, right] * marginal.sum() / (marginal[left] * marginal[right])

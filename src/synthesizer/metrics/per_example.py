@@ -39,6 +39,6 @@ def require_equal(predictions: int, targets: int) -> None:
     """Refuse predictions that do not pair with their targets, and refuse none at all."""
     if predictions != targets:
         raise UserError(
-            f"{predictions:,} predictions met {targets:,} targets; they must pair one to one"
+            f"{predictions:,} predictions and {targets:,} targets; they must pair one to one"
         )
     require_examples(targets)

@@ -91,18 +91,16 @@ class Plan:
     def command(self, row: Row, seed: int) -> str:
         """The command that makes one run alone."""
         sets = [word for change in self._changes(row, seed) for word in ("--set", change)]
-        place = ["--out", str(self.path(row, seed))]
+        out = ["--out", str(self.path(row, seed))]
         sets += [word for name in self.asked.imports for word in ("--import", name)]
-        return shlex.join(
-            ["synthesizer", "train", self.base, "--synthesis", row.spec, *sets, *place]
-        )
+        return shlex.join(["synthesizer", "train", self.base, "--synthesis", row.spec, *sets, *out])
 
     def with_rows(self, rows: Iterable[Row]) -> "Plan":
         """The same plan with rows that know more."""
         return replace(self, rows=tuple(rows))
 
     def write(self) -> None:
-        """Put study.json in its place: what a report needs beside the runs."""
+        """Write study.json: what a report needs beside the runs."""
         study = {
             "command": self.asked.command,
             "recipe": self.shared.name,
@@ -262,7 +260,7 @@ def _refuse_to_mix(plan: Plan) -> None:
     path = plan.out / STUDY
     if not path.exists():
         if plan.out.exists() and any(not file.name.startswith(".") for file in plan.out.iterdir()):
-            raise UserError(f"{plan.out} exists and is no comparison; choose another --out")
+            raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
         return
     try:
         there = json.loads(read_regular(path))

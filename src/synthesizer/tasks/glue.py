@@ -36,9 +36,9 @@ class Member:
     def data(self, data: Data, held_out: str) -> Data:
         """Where its rows are; test is the development set, whose labels are public."""
         hub = {"glue": "nyu-mll/glue", "superglue": "aps/super_glue"}[self.suite]
-        place = {"hub": hub, "config": self.name, "local": self.metric}
+        origin = {"hub": hub, "config": self.name, "local": self.metric}
         splits = {"train": "train", "validation": held_out, "test": held_out}
-        return data.model_copy(update={**place, "splits": splits})
+        return data.model_copy(update={**origin, "splits": splits})
 
     def prompt(self, row: Row) -> str:
         """The name of the task, then each column after its name."""

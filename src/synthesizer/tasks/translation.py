@@ -16,7 +16,7 @@ def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
 
 
 def _by_dictionary(train: list[Fields], sources: list[str]) -> list[str]:
-    """Word by word, which shows what order and agreement are worth."""
+    """Translation word by word, the baseline that ignores order and agreement."""
     rows = ({"en": source, "de": target} for source, target in train)
     return dictionary_baseline(rows, sources)
 

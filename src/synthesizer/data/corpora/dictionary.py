@@ -1,4 +1,4 @@
-"""Translation word by word: the baseline that shows what order and agreement are worth."""
+"""Translation word by word: the baseline that ignores order and agreement."""
 
 import re
 from collections import Counter

@@ -3,7 +3,7 @@
     input    f3 b12 k7 b f f ...       letters are keys, numbers their values
     target   _  _   _  12 3 3 ...      scored where a key is asked
 
-Each row binds its own keys to its own values and then asks for them, so the answer stands in the
+Each row binds its own keys to its own values and then asks for them, so the answer is in the
 row and nowhere else. A model that cannot compare tokens can at best guess one of the row's values.
 """
 
