@@ -87,15 +87,20 @@ def read_regular(path: Path) -> str:
 def check_expansion(path: Path, expanded: int, on_disk: int | None = None) -> None:
     """Refuse a small file that would fill the memory: a stated limit, or 100 times its size."""
     size = path.stat().st_size if on_disk is None else on_disk
-    asked = os.environ.get(LIMIT, str(MAX_BYTES))
-    if not asked.isdecimal():
-        raise UserError(f"{LIMIT} is {asked!r}; expected a number of bytes")
-    limit = max(int(asked), MAX_RATIO * size)
+    limit = expansion_limit(path, size)
     if expanded > limit:
         raise UserError(
             f"{path} has {size:,} bytes on disk and expands to {expanded:,} or more, over the "
             f"limit of {limit:,}; check where it comes from, or set {LIMIT}={expanded}"
         )
+
+
+def expansion_limit(path: Path, on_disk: int | None = None) -> int:
+    """How many bytes a file may become."""
+    asked = os.environ.get(LIMIT, str(MAX_BYTES))
+    if not asked.isdecimal():
+        raise UserError(f"{LIMIT} is {asked!r}; expected a number of bytes")
+    return max(int(asked), MAX_RATIO * (path.stat().st_size if on_disk is None else on_disk))
 
 
 def check_folder_name(name: str, what: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Data
+from synthesizer.untrusted import check_expansion, check_regular_file, expansion_limit, printable
 
 SPLITS = ("train", "validation", "test")
 
@@ -42,10 +43,7 @@ class File:
     _idle: io.BufferedReader | None = None
 
     def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise UserError(f"{path} does not exist; check data.train, data.validation, data.test")
-        if not path.is_file() and not path.is_dir():
-            raise UserError(f"{path} is not a regular file or a directory; name one of them")
+        _check(path)
         self.path = path
 
     def __del__(self) -> None:
@@ -177,6 +175,39 @@ def read_files(files: Sequence[File], *, header: bool | None = None) -> Iterator
     return _parallel(files) if len(files) > 1 else files[0].rows(header)
 
 
+def _check(path: Path) -> None:
+    """Refuse what is missing, and what is neither a directory nor a file that ends."""
+    shown = printable(str(path))[:200]
+    try:
+        if not path.is_dir():
+            check_regular_file(path)
+    except FileNotFoundError:
+        where = "data.train, data.validation, data.test"
+        raise UserError(f"{shown} does not exist; check {where}") from None
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # too long, or with a null byte
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read {shown}: {why}; check the path") from None
+
+
+def _rows_at_once(path: Path, metadata: Any) -> int:  # noqa: ANN401  pyarrow's FileMetaData
+    """How many rows of a parquet file are decoded together, once its own directory is believable.
+
+    A dictionary stores a long text once and a row that repeats it in a few bits, which no size in
+    the directory tells: so few rows at once where a column holds much, and far too much for its
+    size on disk.
+    """
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    unpacked = sum(group.total_byte_size for group in groups)
+    check_expansion(path, max(unpacked, 8 * metadata.num_rows * metadata.num_columns))
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
+    packed = any(c.total_uncompressed_size > 20 * c.total_compressed_size for c in chunks)
+    fits = expansion_limit(path) // 4 // max(1, largest)
+    return max(1 if packed else 128, min(1024, fits))
+
+
 def _parquet(file: File) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -184,7 +215,10 @@ def _parquet(file: File) -> Iterator[Row]:
     name, numbers = str(file.path), itertools.count(1)
     try:
         with file.opened() as stream:
-            for batch in pq.ParquetFile(stream).iter_batches():
+            content, total = pq.ParquetFile(stream), 0
+            for batch in content.iter_batches(_rows_at_once(file.path, content.metadata)):
+                total += batch.nbytes
+                check_expansion(file.path, total)
                 for fields in batch.to_pylist():
                     yield Row(name, next(numbers), fields)
     except pa.ArrowException as error:
@@ -198,7 +232,7 @@ def _jsonl(file: File) -> Iterator[Row]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield Row(name, number, {}, "not valid JSON")
             continue
         fault = None if isinstance(fields, dict) else "not a JSON object"
