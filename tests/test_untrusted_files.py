@@ -221,7 +221,7 @@ def test_a_name_never_leaves_its_folder(tmp_path, monkeypatch, name, capsys):
     with pytest.raises(UserError, match=r"the synthesis is .*, which cannot name a folder"):
         default_path(recipe.model_copy(update={"name": "n", "synthesis": name or "/"}))
     assert main(["compare", "shift", "--set", f"name={json.dumps(name)}", "--quick"]) == 2
-    assert "which cannot name a folder" in capsys.readouterr().err or not name.strip(".")
+    assert "which cannot name a folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 

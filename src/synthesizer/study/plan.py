@@ -152,6 +152,7 @@ def draw_up(asked: Asked) -> Plan:
     identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
+    name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
     plan = Plan(
         asked,
         base,
@@ -159,8 +160,7 @@ def draw_up(asked: Asked) -> Plan:
         shared,
         tuple(range(recipe.seed, recipe.seed + seeds)),
         tuple(_rows(asked, recipe)),
-        asked.out
-        or Path("runs") / check_folder_name(f"{recipe.name}-{digest}", "the study's name"),
+        asked.out or Path("runs") / f"{name}-{digest}",
         fingerprint,
         (*words, *_say_rates(asked, recipe)),
     )

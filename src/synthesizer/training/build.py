@@ -1,6 +1,7 @@
 """From a recipe to a model at its first step."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
 from synthesizer.spec import import_modules, unregistered
-from synthesizer.untrusted import check_regular_file
+from synthesizer.untrusted import check_regular_file, read_regular
 
 
 def build_config(
@@ -95,31 +96,36 @@ def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
     load_weights(model, unique_weights(old), str(run))
 
 
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+
+
 def load_pretrained(folder: Path) -> SynthesizerPreTrainedModel:
     """The model of a Hugging Face folder: safetensors alone, no code of the folder, no network.
 
     Its config.json may ask for more than its weights hold, so shapes are compared before memory is.
     """
-    told = {"local_files_only": True, "trust_remote_code": False}
+    safe = {"local_files_only": True, "trust_remote_code": False}
     weights = folder / "model.safetensors"
     try:
-        check_regular_file(folder / "config.json")
+        told = json.loads(read_regular(folder / "config.json"))
         check_regular_file(weights)
-        config = SynthesizerConfig.from_pretrained(folder, **told)
         with safe_open(weights, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if not config.universal and config.num_layers + config.num_decoder_layers > len(shapes):
+        layers = max(int(told.get(key) or 0) for key in ("num_layers", "num_decoder_layers"))
+        if layers > len(shapes) and not told.get("universal"):
             raise UserError(
-                f"{folder}: config.json has more layers than {weights.name} has tensors"
+                f"{folder}: config.json has more layers than {weights.name} has tensors; "
+                "check where it comes from"
             )
+        config = SynthesizerConfig.from_pretrained(folder, **safe)
         with torch.device("meta"):
             _check_shapes(MODELS[str(config.kind)](config), shapes, str(folder))
         model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(
-            folder, config=config, use_safetensors=True, **told
+            folder, config=config, use_safetensors=True, **safe
         )
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except _DAMAGE as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"{folder} is not a model folder ({cause}); expected config.json and model.safetensors"
