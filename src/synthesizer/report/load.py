@@ -70,7 +70,7 @@ class Record:
         """metrics.jsonl."""
         try:
             return Run(self.path).metrics()
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
