@@ -172,7 +172,7 @@ def test_a_cached_window_gives_what_the_whole_sequence_gives(name, width, chunks
         start = end
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
     assert cache.get_seq_length() == 9
-    assert cache.window().shape == (3, width - 1, 12)
+    assert cache.values.shape == (3, width - 1, 12)
 
 
 @pytest.mark.parametrize(

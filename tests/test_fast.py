@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from synthesizer.attention import fast
+from synthesizer.attention import fast, masks
 from synthesizer.attention.layer import SyntheticAttention, ValueCache
-from synthesizer.attention.masks import COUNTED, IN_SLOTS
+from synthesizer.attention.masks import COUNTED
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, redrawn, tokens
 
@@ -76,8 +76,7 @@ def assert_equal_paths(layer, x, **given):
 
 def path_of(layer, x, **given):
     """Which path a call would take."""
-    told = {"causal": layer.causal, "mask": None, "bias": None, "dropout": 0.0}
-    told["standing"] = IN_SLOTS
+    told = {"causal": layer.causal, "window": layer.window}
     keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
     call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
     return fast.choose(layer.synthesis, call, layer.path).path
@@ -116,7 +115,7 @@ def test_every_query_sees_the_same_where_real_tokens_move_to_the_front(spec, cau
         mask_of(kind, 3, 23),
     )
     mask[1, 20:] = False
-    assert path_of(layer, x, mask=mask, standing=COUNTED) != "plain"
+    assert path_of(layer, x, mask=mask, source=COUNTED) != "plain"
     assert_equal_paths(layer, x, attention_mask=mask)
 
 
@@ -127,7 +126,7 @@ def test_what_belongs_to_slots_keeps_tokens_where_they_are(given):
     layer, x = attention("random", causal=True), tokens(2, 7, D)
     values = x.unflatten(-1, (H, -1)).transpose(1, 2)
     told = {"x": x, "keys": None, "values": values, "causal": True, "mask": mask_of("left", 2, 7)}
-    call = fast.Call(**{**told, "bias": None, "dropout": 0.0, "standing": COUNTED, **given})
+    call = fast.Call(**{**told, "source": COUNTED, **given})
     assert fast.choose(layer.synthesis, call, "fast").path == "plain"
 
 
@@ -136,7 +135,7 @@ def test_what_belongs_to_slots_keeps_tokens_where_they_are(given):
 def test_blocks_meet_without_a_seam(spec, causal, monkeypatch):
     """Many small blocks, cut across heads, examples, rows and the period of an outer product."""
     monkeypatch.setattr(fast.blocks, "CACHED", 200)
-    monkeypatch.setattr(fast.blocks, "FEWEST_ROWS", 5)
+    monkeypatch.setattr(masks, "FEWEST_ROWS", 5)
     monkeypatch.setattr(fast.blocks, "MOST_ROWS", 5)
     monkeypatch.setattr(fast.table, "FEWEST_ROWS", 5)
     layer, x = attention(spec, length=23, causal=causal), tokens(3, 23, D)

@@ -63,6 +63,7 @@ class Defaults:
     fixed_depth: bool = False
     halting_epsilon: float = 0.05
     ponder_cost: float = 0.01
+    window: int | None = None
 
 
 DEFAULTS = Defaults()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention.layer import Cache, split_heads
-from synthesizer.attention.masks import check_mask, check_positions, check_tokens, locate, too_long
+from synthesizer.attention.layer import Inputs, TokenMixer, split_heads
+from synthesizer.attention.masks import check_inputs, locate
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
@@ -61,32 +61,27 @@ class DynamicConv(nn.Module):
         return self.write(x).unflatten(-1, (self.num_heads, self.kernel))
 
 
-class Weightless(nn.Module):
+class Weightless(TokenMixer):
     """A token mixer that has no attention weights between tokens to show."""
 
     name: str
     causal: bool
 
-    def attend(self, x: Tensor, **keywords: object) -> NoReturn:
-        raise self._no_weights()
-
-    def weights(self, x: Tensor, **keywords: object) -> NoReturn:
-        raise self._no_weights()
-
-    def _no_weights(self) -> UserError:
-        return UserError(
+    def attend(self, x: Tensor, **inputs: object) -> NoReturn:
+        raise UserError(
             f"{self.name!r} has no attention weights between tokens; "
             "leave output_attentions out, or choose a synthesizing function"
         )
 
-    def _check(self, x: Tensor, d_model: int, bias: Tensor | None, cache: Cache | None) -> None:
-        check_tokens(x, d_model)
-        if cache is not None and not self.causal:
+    weights = attend
+
+    def _check(self, inputs: Inputs) -> None:
+        if inputs.cache is not None and not self.causal:
             raise UserError(
                 f"{self.name!r} looks ahead here, so that no cache can be continued; "
                 "leave the cache out"
             )
-        if bias is not None:
+        if inputs.bias is not None:
             raise UserError(
                 f"{self.name!r} has no logits that a bias could be added to; "
                 'choose other positions than "relative"'
@@ -133,18 +128,13 @@ class Linformer(Weightless):
             if projection is not None:
                 _draw_projection(projection)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Project the length of keys and values, padding left out, then attend to what is left."""
-        self._check(x, self.size.d_model, bias, cache)
-        positions = self._locate(x, attention_mask, position_ids)
+        self._check(inputs)
+        attention_mask, position_ids = inputs.attention_mask, inputs.position_ids
+        sizes = (self.size.d_model, self.size.max_len, x.shape[1])
+        check_inputs(x, *sizes, attention_mask, position_ids)
+        positions = locate(attention_mask, position_ids, x.shape[1], x.device)
         kept = x if attention_mask is None else x * attention_mask[..., None].to(x.dtype)
         project_value = self.project_key if self.project_value is None else self.project_value
         keys = self._shorten(kept, self.key, self.project_key, positions)
@@ -162,18 +152,6 @@ class Linformer(Weightless):
             self.project_value = nn.Parameter(
                 resized(self.project_value, (1,), max_len, _draw_projection)
             )
-
-    def _locate(
-        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-    ) -> Tensor:
-        batch, length, _ = x.shape
-        if length > self.size.max_len:
-            raise too_long(length, self.size.max_len)
-        if attention_mask is not None:
-            check_mask(attention_mask, batch, length)
-        if position_ids is not None:
-            check_positions(position_ids, batch, length, self.size.max_len)
-        return locate(attention_mask, position_ids, length, x.device)
 
     def _shorten(
         self, x: Tensor, linear: nn.Linear, projection: Tensor, positions: Tensor

@@ -3,7 +3,7 @@
 The only place with a window, the gates, a softmax over a kernel and DropConnect.
 A convolution runs over the real tokens in their order, wherever padding stands between them; so
 padding changes no real token's output. Beyond the ends of a sequence stand zeros, and a kernel is
-not normalized anew there. Positions have no say. Letters as in baselines.py; P the padded length.
+not normalized anew there. Positions do not matter. Letters as in baselines.py; P the padded length.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention.baselines import DynamicConv, LightConv, Weightless
-from synthesizer.attention.layer import Cache
-from synthesizer.attention.masks import check_mask, hides_only_the_end
+from synthesizer.attention.layer import Cache, Inputs
+from synthesizer.attention.masks import check_inputs, hides_only_the_end
 from synthesizer.attention.synthesis import Size
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
@@ -40,20 +40,12 @@ class Convolution(Weightless):
         self.value = nn.Linear(size.d_model, 2 * size.d_model, bias=False)
         self.output = nn.Linear(size.d_model, size.d_model, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        self._check(x, self.size.d_model, bias, cache)
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+        self._check(inputs)
+        attention_mask, cache = inputs.attention_mask, inputs.cache
         past = 0 if cache is None else cache.get_seq_length()
-        if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], past + x.shape[1])
-            attention_mask = attention_mask[:, past:]
+        check_inputs(x, self.size.d_model, None, past + x.shape[-2], attention_mask, None)
+        attention_mask = None if attention_mask is None else attention_mask[:, past:]
         queue = line_up(F.glu(self.value(x)), attention_mask)
         window = self._window(queue, cache)
         weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
@@ -68,13 +60,13 @@ class Convolution(Weightless):
 
     def _window(self, queue: "Queue", cache: Cache | None) -> Tensor:
         """All that the tokens look at: (B, before + T + after, D)."""
-        held = None if cache is None else cache.window()
+        held = None if cache is None else cache.values
         if held is None:
             window = F.pad(queue.x, (0, 0, self.before, self.after))
         else:
             window = torch.cat([held, queue.x], dim=1)
         if cache is not None:
-            cache.slide(_last(window, queue, self.before), queue.x.shape[1])
+            cache.keep(None, _last(window, queue, self.before), queue.x.shape[1])
         return window
 
     def _drop(self, weights: Tensor, length: int) -> Tensor:

@@ -1,19 +1,20 @@
 """From logits to outputs: Y = softmax(S(X) + mask) G(X), heads concatenated, then one projection.
 
-The plain path, and the only place with a mask, a softmax, a dropout of weights and a use of values.
+The plain path, and the only place with a softmax, a dropout of weights and a use of values.
 
-    x               (B, T, D)                the tokens that look
+    x               (B, T, D)                the query tokens
     attention_mask  (B, S)                   True or 1 where a token is real
-    position_ids    (S,) or (B, S)           where the tokens stand; by default the mask is counted
+    position_ids    (S,) or (B, S)           by default the real tokens are counted
     bias            broadcast to (B, H, T, S)  added to the logits with weight one
-    cache           what earlier calls saw: S is then the cached tokens and x's T, in this order
+    cache           keys and values of earlier calls: S is the cached tokens and x's T, in order
 
-Causality compares slots, tables compare positions: so a padded or cached sequence gets the logits
-of the same sequence alone. Letters as in synthesis.py.
+Causality and windows compare slots, tables compare positions: so a padded or cached sequence gets
+the logits of the same sequence alone. Letters as in synthesis.py.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self, overload
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,12 @@ from torch.nn import functional as F
 
 from synthesizer.attention import fast
 from synthesizer.attention.masks import (
+    EXPLICIT,
+    check_inputs,
     check_mask,
-    check_positions,
-    check_tokens,
+    last_real,
     locate,
-    standing,
-    too_long,
+    position_source,
     visible_keys,
 )
 from synthesizer.attention.synthesis import DotProduct, Size, build_synthesis
@@ -34,18 +35,16 @@ from synthesizer.errors import UserError
 
 
 class Cache(Protocol):
-    """What decoding remembers of one layer."""
+    """What decoding keeps of one layer."""
+
+    values: Tensor | None
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
         """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
         ...
 
-    def window(self) -> Tensor | None:
-        """What slide kept last, if anything."""
-        ...
-
-    def slide(self, window: Tensor, num_tokens: int) -> None:
-        """Keep this window (B, W, D) alone, now that num_tokens more tokens have passed."""
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        """Hold these alone from now on; num_new tokens have passed without update."""
         ...
 
     def get_seq_length(self) -> int:
@@ -54,53 +53,42 @@ class Cache(Protocol):
 
 
 class ValueCache:
-    """Values, and keys only where a dot product needs them; or the window of a convolution."""
+    """Values, and keys only where a dot product needs them; or the last inputs of a convolution."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.slid = 0
+        self.num_tokens = 0  # that have passed, kept or not
+        self.is_window = False  # whether only the last of them are kept
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        self.keys = append(self.keys, keys)
-        self.values = values = append(self.values, values)
-        return self.keys, values
+        self.num_tokens += values.shape[-2]
+        if self.values is not None:
+            values = torch.cat([self.values, values], dim=-2)
+            keys = None if keys is None or self.keys is None else torch.cat([self.keys, keys], -2)
+        self.keys, self.values = keys, values
+        return keys, values
 
-    def window(self) -> Tensor | None:
-        return self.values
-
-    def slide(self, window: Tensor, num_tokens: int) -> None:
-        self.values, self.slid = window, self.slid + num_tokens
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        self.keys, self.values, self.is_window = keys, values, True
+        self.num_tokens += num_new
 
     def get_seq_length(self) -> int:
-        return self.slid or (0 if self.values is None else self.values.shape[-2])
+        return self.num_tokens
 
 
-class SyntheticAttention(nn.Module):
-    """Self-attention whose logits are synthesized as the spec says."""
+@dataclass(frozen=True)
+class Inputs:
+    """What every token mixer is called with, beside its tokens."""
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        max_len: int,
-        synthesis: str = "random+dot",
-        *,
-        causal: bool = False,
-        dropout: float = 0.0,
-        path: str = "auto",
-    ) -> None:
-        super().__init__()
-        if path not in fast.PATHS:
-            raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
-        self.size = Size(d_model, num_heads, max_len)
-        self.synthesis = build_synthesis(synthesis, self.size)
-        self.value = nn.Linear(d_model, d_model, bias=False)
-        self.output = nn.Linear(d_model, d_model, bias=False)
-        self.causal = causal
-        self.dropout = dropout
-        self.path = path
-        self.frozen: Tensor | None = None
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    bias: Tensor | None = None
+    cache: Cache | None = None
+
+
+class TokenMixer(nn.Module):
+    """What may stand in a layer: SyntheticAttention, or a baseline. Subclasses define mix()."""
 
     def forward(
         self,
@@ -111,89 +99,141 @@ class SyntheticAttention(nn.Module):
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        keys, values = self._remember(x, cache)
-        self._check(x.shape[0], values.shape[-2], attention_mask, position_ids)
-        call = fast.Call(
-            x,
-            keys,
-            values,
-            causal=self.causal,
-            mask=None if attention_mask is None else attention_mask.bool(),
-            bias=bias,
-            dropout=self.dropout if self.training else 0.0,
-            standing=standing(attention_mask, position_ids, values.shape[-2]),
-            frozen=self.frozen,
-        )
-        y = fast.attend(self.synthesis, call, self.path)
-        if y is not None:
-            return self.output(y)
-        return self._attend(x, keys, values, attention_mask, position_ids, bias)[0]
+        return self.mix(x, Inputs(attention_mask, position_ids, bias, cache))
 
-    def attend(
-        self,
-        x: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        bias: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        raise NotImplementedError
+
+    def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
-        keys, values = self._remember(x, cache)
-        return self._attend(x, keys, values, attention_mask, position_ids, bias)
+        raise NotImplementedError
 
-    def _remember(self, x: Tensor, cache: Cache | None) -> tuple[Tensor | None, Tensor]:
-        """Keys, if any, and values of all tokens that x may look at."""
-        check_tokens(x, self.size.d_model)
-        keys, values = self.synthesis.keys(x), split_heads(self.value(x), self.size.num_heads)
-        return (keys, values) if cache is None else cache.update(keys, values)
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len, keeping what was learned."""
+        raise NotImplementedError
 
-    def _attend(
+
+class SyntheticAttention(TokenMixer):
+    """Self-attention whose logits are synthesized as the spec says.
+
+    window  if given, a query sees itself and the window - 1 real tokens before it and, unless
+            causal, as many after it
+    path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
+    """
+
+    def __init__(
         self,
-        x: Tensor,
-        keys: Tensor | None,
-        values: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        weights = self._weights(x, keys, values.shape[-2], attention_mask, position_ids, bias)
-        shared = not self.synthesis.depends_on_input
-        dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared)
-        return self.output(look(dropped, values)), weights
-
-    def weights(
-        self,
-        x: Tensor,
+        d_model: int,
+        num_heads: int,
+        max_len: int,
+        synthesis: str = "random+dot",
         *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+        causal: bool = False,
+        window: int | None = None,
+        dropout: float = 0.0,
+        path: str = "auto",
+    ) -> None:
+        super().__init__()
+        if path not in fast.PATHS:
+            raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
+        if window is not None and window < 1:
+            raise UserError(f"window={window}; it must be at least 1, or None for no window")
+        self.size = Size(d_model, num_heads, max_len)
+        self.synthesis = build_synthesis(synthesis, self.size)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.causal = causal
+        self.window = window
+        self.dropout = dropout
+        self.path = path
+        self.frozen: Tensor | None = None
+
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+        call = self._call(x, inputs)
+        y = fast.attend(self.synthesis, call, self.path)
+        return self._attend(call)[0] if y is None else self.output(y)
+
+    def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout.
+
+        Behind a window, a cache holds fewer than S keys: the weights are those of the held ones.
+        """
+        return self._attend(self._call(x, Inputs(**inputs)))
+
+    def weights(self, x: Tensor, **inputs: Any) -> Tensor:  # noqa: ANN401
         """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
-        check_tokens(x, self.size.d_model)
-        keys = self.synthesis.keys(x)
-        weights = self._weights(x, keys, x.shape[1], attention_mask, position_ids, bias)
+        weights = self._weights(self._call(x, Inputs(**inputs)))
         return weights.expand(x.shape[0], -1, -1, -1)
 
     def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
-        check_tokens(x, self.size.d_model)
-        num_keys = x.shape[1]
-        self._check(x.shape[0], num_keys, None, position_ids)
-        positions = locate(None, position_ids, num_keys, x.device)
-        return self.synthesis(x, self.synthesis.keys(x), positions, positions)
+        call = self._call(x, Inputs(position_ids=position_ids))
+        positions = locate(None, position_ids, x.shape[1], x.device)
+        return self.synthesis(x, call.keys, positions, positions)
+
+    def _call(self, x: Tensor, inputs: Inputs) -> fast.Call:
+        """Keys and values of all tokens that x may look at, and what belongs to those tokens."""
+        mask, positions, bias, cache = (
+            inputs.attention_mask,
+            inputs.position_ids,
+            inputs.bias,
+            inputs.cache,
+        )
+        num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[-2]
+        size = self.size
+        check_inputs(x, size.d_model, size.max_len, num_keys, mask, positions)
+        mask = None if mask is None else mask.bool()
+        keys, values = self.synthesis.keys(x), split_heads(self.value(x), size.num_heads)
+        source = None
+        if cache is not None:
+            keys, values = cache.update(keys, values)
+            if values.shape[2] < num_keys:
+                mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
+                source = EXPLICIT
+            if self.window is not None and values.shape[2] >= self.window:
+                _trim(cache, mask, keys, values, self.window - 1)
+        return fast.Call(
+            x,
+            keys,
+            values,
+            mask=mask,
+            positions=positions,
+            source=source or position_source(mask, positions, num_keys),
+            bias=bias,
+            causal=self.causal,
+            window=self.window,
+            dropout=self.dropout if self.training else 0.0,
+            frozen=self.frozen,
+        )
+
+    def _attend(self, call: fast.Call) -> tuple[Tensor, Tensor]:
+        weights = self._weights(call)
+        dropped = drop_weights(weights, call.dropout, shared=not self.synthesis.depends_on_input)
+        return self.output(weighted_sum(dropped, call.values)), weights
+
+    def _weights(self, call: fast.Call) -> Tensor:
+        num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device
+        key_positions = locate(call.mask, call.positions, num_keys, device)
+        positions = key_positions[..., num_keys - num_queries :]
+        logits = self.synthesis(call.x, call.keys, positions, key_positions)  # (B or 1, H, T, S)
+        if call.bias is not None:
+            logits = logits + call.bias
+        return masked_softmax(
+            logits, visible_keys(call.mask, self.causal, num_queries, num_keys, device, self.window)
+        )
 
     def freeze(self, length: int | None = None) -> None:
         """Hold the softmax of a table for inference, until train(), resize() or another checkpoint.
 
         A causal one serves every length up to this one, any other this very length (by default
-        max_len). Where the tokens have a say there is nothing to hold. Writing into a table through
+        max_len). Nothing is held where the logits depend on the input. Writing into a table through
         `.data` leaves what is held stale: freeze again.
         """
         if self.training:
             raise UserError("freeze() is for inference and the attention is training; call eval()")
-        self.frozen = fast.freeze(self.synthesis, length or self.size.max_len, self.causal)
+        length = length or self.size.max_len
+        self.frozen = fast.freeze(self.synthesis, length, self.causal, self.window)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -207,7 +247,9 @@ class SyntheticAttention(nn.Module):
         self.synthesis.resize(max_len)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, causal={self.causal}, dropout={self.dropout}, path={self.path}"
+        window = "" if self.window is None else f", window={self.window}"
+        facts = f"causal={self.causal}{window}, dropout={self.dropout}, path={self.path}"
+        return f"{self.size}, {facts}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.frozen = None
@@ -217,43 +259,9 @@ class SyntheticAttention(nn.Module):
         self.frozen = None
         super()._load_from_state_dict(*args, **kwargs)
 
-    def _weights(
-        self,
-        x: Tensor,
-        keys: Tensor | None,
-        num_keys: int,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        self._check(x.shape[0], num_keys, attention_mask, position_ids)
-        num_queries = x.shape[1]
-        key_positions = locate(attention_mask, position_ids, num_keys, x.device)
-        positions = key_positions[..., num_keys - num_queries :]
-        logits = self.synthesis(x, keys, positions, key_positions)  # (B or 1, H, T, S)
-        if bias is not None:
-            logits = logits + bias
-        return masked_softmax(
-            logits, visible_keys(attention_mask, self.causal, num_queries, num_keys, x.device)
-        )
-
-    def _check(
-        self,
-        batch: int,
-        num_keys: int,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> None:
-        if num_keys > self.size.max_len:
-            raise too_long(num_keys, self.size.max_len)
-        if attention_mask is not None:
-            check_mask(attention_mask, batch, num_keys)
-        if position_ids is not None:
-            check_positions(position_ids, batch, num_keys, self.size.max_len)
-
 
 class CrossAttention(nn.Module):
-    """Dot-product attention from one sequence to another: the paper never synthesizes this one."""
+    """Dot-product attention from one sequence to another, which the paper never synthesizes."""
 
     def __init__(self, d_model: int, num_heads: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -264,7 +272,7 @@ class CrossAttention(nn.Module):
         self.dropout = dropout
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What is looked at, computed once per memory (B, S, D): keys and values (B, H, S, K)."""
+        """Keys and values (B, H, S, K) of a memory (B, S, D), to be computed once."""
         values = split_heads(self.value(memory), self.size.num_heads)
         return self.synthesis.keys(memory), values
 
@@ -283,7 +291,7 @@ class CrossAttention(nn.Module):
         visible = self._visible(x, keys, attention_mask)
         weights = masked_softmax(self.synthesis(x, keys, None, None), visible)
         dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared=False)
-        return self.output(look(dropped, values)), weights
+        return self.output(weighted_sum(dropped, values)), weights
 
     def _visible(self, x: Tensor, keys: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         if attention_mask is not None:
@@ -305,7 +313,7 @@ def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:
-    """Drop weights at random; where the tokens have no say, one draw serves the whole batch."""
+    """Drop weights at random; weights of a table are dropped alike in the whole batch."""
     if rate == 0.0:
         return weights
     if not shared:
@@ -313,15 +321,34 @@ def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:
     return weights * F.dropout(torch.ones_like(weights[:1]), rate)
 
 
-def look(weights: Tensor, values: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """Sum the values by their weights, heads side by side: (B, T, D)."""
     return torch.einsum("bhts,bhsk->bthk", weights.to(values.dtype), values).flatten(-2)
 
 
-@overload
-def append(old: Tensor | None, new: Tensor) -> Tensor: ...
-@overload
-def append(old: Tensor | None, new: None) -> None: ...
-def append(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """What a cache of (B, H, S, n) holds after new tokens; nothing stays nothing."""
-    return new if old is None or new is None else torch.cat([old, new], dim=-2)
+def _of_held(
+    inputs: Inputs, num_keys: int, num_held: int, x: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Mask, positions and bias of the keys that a window's cache still holds, and of x."""
+    mask, num_new = inputs.attention_mask, x.shape[1]
+    past = None if mask is None else mask[:, : num_keys - num_new].bool()
+    held = last_real(past, num_keys - num_new, num_held - num_new, x.device)
+    new = torch.arange(num_keys - num_new, num_keys, device=x.device)
+    slots = torch.cat([held, new.expand(len(held), -1)], dim=1)  # (1 or B, S held)
+    positions = locate(mask, inputs.position_ids, num_keys, x.device)
+    positions = positions.view(-1, num_keys).take_along_dim(slots, dim=1)
+    bias = inputs.bias
+    if bias is not None:
+        bias = bias.take_along_dim(slots[:, None, None], dim=-1)
+    return None if mask is None else mask.bool().take_along_dim(slots, dim=1), positions, bias
+
+
+def _trim(
+    cache: Cache, mask: Tensor | None, keys: Tensor | None, values: Tensor, count: int
+) -> None:
+    """Keep of a cache what a later query's window can reach: the last real tokens."""
+    slots = last_real(mask, values.shape[2], count, values.device)[:, None, :, None]
+    cache.keep(
+        None if keys is None else keys.take_along_dim(slots, dim=2),
+        values.take_along_dim(slots, dim=2),
+    )

@@ -1,14 +1,178 @@
-"""Where tokens stand and which are real; what is wrong with a call is said here, before it runs.
+"""Which keys a query may attend to, and where tokens stand; bad inputs are refused here.
 
-Letters as in synthesis.py.
+Who may look is said once, by `visible_range`: count the real tokens of an example in their order;
+a query sees those numbered start to stop - 1. Causality, a window, padding on either side and
+holes are all of this form, so a new kind of mask is a new line there. The plain path reads it as a
+mask (`visible_keys`), the fast paths as ranges (`Visibility`). Letters as in synthesis.py.
 """
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from synthesizer.errors import UserError
 
-STANDINGS = IN_SLOTS, COUNTED, TOLD = "in slots", "counted by the mask", "told"
+SLOT, COUNTED, EXPLICIT = "slot", "counted from the mask", "explicit"
+"""Position source: the slot's own index, the real tokens counted, or what the caller gives."""
+
+NUM_BLOCKS, FEWEST_ROWS = 8, 64  # how finely rows are cut where they see different keys
+
+T = TypeVar("T", Tensor, Tensor | None)
+
+
+def visible_range(
+    mask: Tensor | None,
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Number of each real token (1 or B, S), start (None: 0) and stop (1 or B, T or 1) of queries.
+
+    The T queries are the last of S slots. A hidden query sees what a token in its slot would.
+    window  how many tokens a query sees on its left, itself included, and, unless causal, as many
+            on its right. Real tokens are counted, so that padding does not narrow a window, and
+            position_ids do not matter.
+    """
+    slots = torch.arange(1, num_keys + 1, device=device)[None]
+    number = slots if mask is None else mask.cumsum(-1)
+    here, last = number[:, num_keys - num_queries :], number[:, -1:]
+    if window is None:
+        return number, None, here if causal else last
+    stop = here if causal else (here + window - 1).minimum(last)
+    return number, (here - window).clamp(min=0), stop
+
+
+def visible_keys(
+    attention_mask: Tensor | None,
+    causal: bool,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+    window: int | None = None,
+) -> Tensor | None:
+    """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
+    mask = None if attention_mask is None else attention_mask.bool()
+    if window is None and (not causal or num_queries == 1):
+        return None if mask is None else mask[:, None, None]  # the last query sees all real tokens
+    number, start, stop = visible_range(mask, num_queries, num_keys, causal, window, device)
+    visible = number[:, None] <= stop[..., None]
+    if start is not None:
+        visible = visible & (number[:, None] > start[..., None])
+    return (visible if mask is None else visible & mask[:, None])[:, None]
+
+
+class KeySpan(NamedTuple):
+    """The keys first to last - 1 that some rows see, of which all see full_from to full_to - 1."""
+
+    first: int
+    full_from: int
+    full_to: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What every query sees once the real tokens of each example stand in front.
+
+    The keys then stand at positions 0, 1, 2, ..., so that tables are read in order.
+    """
+
+    stops: Tensor | None = None  # (B or 1, T), int32; None where all see all S keys
+    starts: Tensor | None = None  # the same; None without a window
+    order: Tensor | None = None  # (B, S), the slots of the real tokens first; None: as they are
+    table_rows: Tensor | None = None  # (B, T), int32, the row of a table to read; None: its own
+    grows: bool = False  # whether rows see different keys
+    is_shared: bool = True  # whether every example sees the same
+
+    def packed(self, tokens: T) -> T:
+        """Keys or values (B, H, S, n), if any, with the real ones in front."""
+        if self.order is None or tokens is None:
+            return tokens
+        return tokens.gather(2, self.order[:, None, :, None].expand_as(tokens))
+
+    def row_blocks(
+        self, num_queries: int, num_keys: int, most_rows: int
+    ) -> list[tuple[slice, list[KeySpan]]]:
+        """Cut T rows into blocks, and say of each the keys that each example (or all) sees there.
+
+        Where rows see different keys, short blocks save work: a block skips what none of its rows
+        sees. Starts and stops never fall from one row to the next: its first and last row tell all.
+        """
+        if self.grows:
+            size = 1 if self.starts is not None else -(-num_queries // NUM_BLOCKS)
+            most_rows = min(most_rows, max(FEWEST_ROWS, size))
+        rows = [
+            slice(at, min(at + most_rows, num_queries)) for at in range(0, num_queries, most_rows)
+        ]
+        if self.stops is None:
+            return [(block, [KeySpan(0, 0, num_keys, num_keys)]) for block in rows]
+        ends = [[block.start, block.stop - 1] for block in rows]
+        stops = self.stops[:, ends]  # (B or 1, blocks, 2)
+        starts = torch.zeros_like(stops) if self.starts is None else self.starts[:, ends]
+        each = torch.cat([starts, stops], -1).transpose(0, 1).tolist()
+        spans = [[KeySpan(*example) for example in block] for block in each]
+        return list(zip(rows, spans, strict=True))
+
+    def hide(self, logits: Tensor, rows: slice, span: KeySpan, examples: slice) -> None:
+        """Write -inf where a block's rows may not look: logits (..., B or 1, rows, first to last).
+
+        Only columns that not all rows see are compared.
+        """
+        if self.stops is None:
+            return
+        examples = examples if len(self.stops) > 1 else slice(0, 1)
+        stops = self.stops[examples, rows, None]
+        right = slice(max(span.full_to, span.first), span.last)
+        if right.start < right.stop:
+            columns = torch.arange(right.start, right.stop, device=logits.device, dtype=stops.dtype)
+            part = logits[..., right.start - span.first :]
+            part.masked_fill_(columns >= stops, -torch.inf)
+        left = slice(span.first, min(span.full_from, span.last))
+        if self.starts is not None and left.start < left.stop:
+            columns = torch.arange(left.start, left.stop, device=logits.device, dtype=stops.dtype)
+            part = logits[..., : left.stop - span.first]
+            part.masked_fill_(columns < self.starts[examples, rows, None], -torch.inf)
+
+    def at_positions(self, output: Tensor, mask: Tensor) -> Tensor | None:
+        """What the rows of positions, (B, S, D), give to the queries that stand there.
+
+        None where a position does not tell what its query sees: in a hole before real tokens.
+        """
+        if self.table_rows is None or self.stops is None:
+            return output
+        num_real = mask.sum(-1, keepdim=True)
+        if bool((~mask & (self.stops > 0) & (self.stops < num_real)).any()):
+            return None
+        rows = self.table_rows.long()[..., None].expand(-1, -1, output.shape[-1])
+        return output.gather(1, rows).masked_fill((self.stops == 0)[..., None], 0.0)
+
+
+def visibility_of(
+    mask: Tensor | None,
+    num_queries: int,
+    num_keys: int,
+    causal: bool,
+    window: int | None,
+    source: str,
+    device: torch.device,
+) -> Visibility:
+    """The ranges of a mask (B, S), whose real tokens stand in front or are to be moved there."""
+    if mask is None and window is None and (num_queries == 1 or not causal):
+        return Visibility()
+    _, start, stop = visible_range(mask, num_queries, num_keys, causal, window, device)
+    stops = stop.expand(-1, num_queries).int().contiguous()
+    starts = None if start is None else start.int().contiguous()
+    grows = causal or window is not None
+    if source != COUNTED:
+        return Visibility(stops, starts, grows=grows, is_shared=mask is None)
+    assert mask is not None
+    order = (~mask).int().argsort(dim=-1, stable=True)
+    positions = locate(mask, None, num_keys, device).expand(mask.shape)
+    return Visibility(stops, starts, order, positions.int().contiguous(), grows, is_shared=False)
 
 
 def locate(
@@ -17,9 +181,9 @@ def locate(
     num_keys: int,
     device: torch.device,
 ) -> Tensor:
-    """Where every token looked at stands: as told, or by counting the real tokens before it.
+    """The positions of all keys, (S,) or (B, S): as given, or the real tokens counted.
 
-    A hidden token keeps its slot's number: nobody looks at it, and right padding moves nobody.
+    A hidden token keeps its slot's index: no query sees it, and right padding moves no position.
     """
     if position_ids is not None:
         return position_ids
@@ -30,51 +194,60 @@ def locate(
     return torch.where(real, real.cumsum(-1) - 1, slots)
 
 
-def standing(attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int) -> str:
-    """How tokens come to their positions; TOLD where it may not be asked."""
+def position_source(
+    attention_mask: Tensor | None, position_ids: Tensor | None, num_keys: int
+) -> str:
+    """Where positions come from; EXPLICIT where the values cannot be read."""
     if position_ids is None:
         in_order = attention_mask is None or hides_only_the_end(attention_mask)
-        return IN_SLOTS if in_order else COUNTED
+        return SLOT if in_order else COUNTED
     if torch.compiler.is_compiling() or position_ids.is_meta:
-        return TOLD
+        return EXPLICIT
     slots = torch.arange(num_keys, device=position_ids.device)
-    return IN_SLOTS if bool((position_ids == slots).all()) else TOLD
+    return SLOT if bool((position_ids == slots).all()) else EXPLICIT
 
 
-def visible_keys(
-    attention_mask: Tensor | None,
-    causal: bool,
-    num_queries: int,
+def last_real(mask: Tensor | None, num_keys: int, count: int, device: torch.device) -> Tensor:
+    """The slots, in order, of each example's last `count` real tokens: (1 or B, count).
+
+    Where an example has fewer, hidden slots stand before them.
+    """
+    if mask is None:
+        return torch.arange(num_keys - count, num_keys, device=device)[None]
+    return mask.int().argsort(dim=-1, stable=True)[:, num_keys - count :]
+
+
+def check_inputs(
+    x: Tensor,
+    d_model: int,
+    max_len: int | None,
     num_keys: int,
-    device: torch.device,
-) -> Tensor | None:
-    """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
-    visible = None if attention_mask is None else attention_mask.bool()[:, None, None]
-    if causal:
-        slots = torch.arange(num_keys, device=device)
-        past = slots <= slots[num_keys - num_queries :, None]  # (T, S)
-        visible = past[None, None] if visible is None else visible & past
-    return visible
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+) -> None:
+    """Refuse tokens, masks and positions of the wrong shape, and positions outside the tables."""
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
+    if x.shape[1] == 0:
+        raise UserError("x has no tokens; give each sequence at least one")
+    if max_len is not None and num_keys > max_len:
+        raise too_long(num_keys, max_len)
+    if attention_mask is not None:
+        check_mask(attention_mask, x.shape[0], num_keys)
+    if position_ids is not None and max_len is not None:
+        check_positions(position_ids, x.shape[0], num_keys, max_len)
 
 
 def too_long(length: int, max_len: int) -> UserError:
-    """The error for a sequence that no table has positions for."""
+    """The error for a sequence longer than the tables."""
     return UserError(
         f"a sequence of {length} tokens met a model built for max_len={max_len}; "
         "truncate the data, raise max_len, or resize the model"
     )
 
 
-def check_tokens(x: Tensor, d_model: int) -> None:
-    """Refuse what is no batch of sequences of this width."""
-    if x.dim() != 3 or x.shape[2] != d_model:
-        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
-    if x.shape[1] == 0:
-        raise UserError("x has no tokens; give each sequence at least one")
-
-
 def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
-    """Refuse a mask that does not say of each token whether it is real."""
+    """Refuse a mask of another shape than one value per key."""
     if attention_mask.shape != (batch, num_keys):
         raise UserError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; "
@@ -100,7 +273,7 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
 
 
 def hides_only_the_end(attention_mask: Tensor) -> bool:
-    """Whether this is plain right padding, where it may be asked: then positions are shared."""
+    """Whether this is right padding, so that slots are positions; False if it cannot be read."""
     if torch.compiler.is_compiling() or attention_mask.is_meta:
         return False
     real = attention_mask.bool()

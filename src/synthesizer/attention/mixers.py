@@ -1,8 +1,5 @@
 """Token mixers: whatever may stand in a layer where attention stands.
 
-    forward(x, *, attention_mask, position_ids, bias, cache) -> (B, T, D)
-    resize(max_len)
-
 SyntheticAttention, for every synthesizing function and mixture; or a baseline.
 """
 
@@ -10,17 +7,36 @@ from synthesizer.attention.baselines import BASELINES, Linformer
 from synthesizer.attention.convolution import Convolution
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.synthesis import Size, spec_of
+from synthesizer.errors import UserError
 from synthesizer.spec import parse_spec, read_options, term_of
 
 Mixer = SyntheticAttention | Convolution | Linformer
 
 
-def build_mixer(spec: str, size: Size, *, causal: bool = False, dropout: float = 0.0) -> Mixer:
+def build_mixer(
+    spec: str,
+    size: Size,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    dropout: float = 0.0,
+) -> Mixer:
     """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer."""
     term = parse_spec(spec)[0]
     if term.name not in BASELINES:
         return SyntheticAttention(
-            size.d_model, size.num_heads, size.max_len, spec, causal=causal, dropout=dropout
+            size.d_model,
+            size.num_heads,
+            size.max_len,
+            spec,
+            causal=causal,
+            window=window,
+            dropout=dropout,
+        )
+    if window is not None:
+        raise UserError(
+            f"window={window} with {term.name!r}, which has no attention weights to limit; "
+            "leave window out, or choose a synthesizing function"
         )
     cls = BASELINES[term.name]
     options = read_options(term, cls)

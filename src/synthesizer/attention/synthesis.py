@@ -308,7 +308,7 @@ class Mixture(Synthesis):
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        each = [part.keys(x) for part in self.parts]
+        each = [part.keys(x) for part in self.parts if part.d_keys]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if kept else None
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 
 from synthesizer.attention import fast
-from synthesizer.attention.fast.terms import num_outer
+from synthesizer.attention.fast.terms import has_outer
 from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.attention.masks import IN_SLOTS
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
 from synthesizer.benchmark.cases import Setting
@@ -28,12 +27,9 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
         values=x.unflatten(-1, (setting.num_heads, -1)).transpose(1, 2),
         causal=mixer.causal,
         mask=padded if "padded" in setting.view else None,
-        bias=None,
-        dropout=0.0,
-        standing=IN_SLOTS,
     )
     choice = fast.choose(mixer.synthesis, call)
-    if choice.path not in ("table", "blocks") or num_outer(mixer.synthesis):
+    if choice.path not in ("table", "blocks") or has_outer(mixer.synthesis):
         return choice
     compiled = fast.has_kernel(torch.device(setting.device))
     return (

@@ -120,6 +120,7 @@ class Model(_Part):
     dropout: Share = _SIZE.dropout
     attention_dropout: Share = _SIZE.attention_dropout
     pooling: sizes.Pooling = _SIZE.pooling
+    window: Positive | None = _SIZE.window  # tokens that self-attention sees to either side
     universal: bool = _SIZE.universal  # one layer's weights at every depth
     fixed_depth: bool = _SIZE.fixed_depth  # of universal: every token takes all steps
     halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = _SIZE.halting_epsilon

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention.baselines import BASELINES
+from synthesizer.attention.layer import Inputs
 from synthesizer.attention.masks import check_mask, locate, too_long
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.synthesis import Size, Synthesis
@@ -214,8 +215,8 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         mask = _unless_all_real(attention_mask)
         counted = locate(mask, None, num_keys, x.device)
         positions = _reconcile(position_ids, counted, mask, past)
-        told = positions is not counted
-        return Context(mask, positions, told, keep_weights=wanted.attentions)
+        inputs = Inputs(mask, None if positions is counted else positions)
+        return Context(inputs, positions, keep_weights=wanted.attentions)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

@@ -1,43 +1,37 @@
-"""What decoding remembers, in Hugging Face's terms: values, and keys where a dot needs them."""
+"""What decoding keeps, in Hugging Face's terms: values, and keys where a dot product needs them."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from synthesizer.attention.layer import CrossAttention, append
+from synthesizer.attention.layer import CrossAttention, ValueCache
 from synthesizer.errors import UserError
 
 
-class ValueLayer(DynamicLayer):
-    """One layer's values (B, H, S, K), and its keys if it has any; or its window (B, W, D)."""
+class ValueLayer(ValueCache, DynamicLayer):
+    """The cache of one layer, as Hugging Face's `generate` handles it."""
 
-    keys: Tensor | None
-    values: Tensor | None
-    slid = 0
+    def __init__(self) -> None:
+        DynamicLayer.__init__(self)
+        ValueCache.__init__(self)
 
     def lazy_initialization(self, key_states: Tensor | None, value_states: Tensor) -> None:
         self.dtype, self.device = value_states.dtype, value_states.device
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor | None, value_states: Tensor, *args: object, **kwargs: object
+        self, keys: Tensor | None, values: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor | None, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys = append(self.keys, key_states)
-        self.values = values = append(self.values, value_states)
-        return self.keys, values
+        self.lazy_initialization(keys, values)
+        return super().update(keys, values)
 
-    def window(self) -> Tensor | None:
-        return self.values
-
-    def slide(self, window: Tensor, num_tokens: int) -> None:
-        self.lazy_initialization(None, window)
-        self.values, self.slid = window, self.slid + num_tokens
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        self.lazy_initialization(keys, values)
+        super().keep(keys, values, num_new)
 
     def get_seq_length(self) -> int:
-        return self.slid or (0 if self.values is None else self.values.shape[-2])
+        return self.num_tokens
 
     def offload(self) -> None:
         self._change(lambda kept: kept.to("cpu", non_blocking=True))
@@ -46,18 +40,19 @@ class ValueLayer(DynamicLayer):
         self._change(lambda kept: kept.to(self.device, non_blocking=True))
 
     def reset(self) -> None:
-        self.keys = self.values = None
-        self.slid, self.is_initialized = 0, False
+        ValueCache.__init__(self)
+        self.is_initialized = False
 
     def crop(self, max_length: int) -> None:
         """Cut to max_length tokens, or take -max_length away where it is negative."""
-        length = max_length if max_length > 0 else self.get_seq_length() + max_length
-        if length < self.slid:
+        length = max_length if max_length > 0 else self.num_tokens + max_length
+        if self.is_window and length < self.num_tokens:
             raise UserError(
-                f"a convolution that has seen {self.slid} tokens cannot go back to {length}: it "
-                "remembers its window alone; decode without an assistant"
+                f"a cache of the last tokens alone, of {self.num_tokens} seen, cannot go back to "
+                f"{length}; decode without an assistant"
             )
-        if not self.slid:
+        if not self.is_window and length < self.num_tokens:
+            self.num_tokens = length
             self._change(lambda kept: kept[..., :length, :])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -82,7 +77,7 @@ class SynthesizerCache(Cache):
 
 
 def encoder_decoder_cache(num_layers: int) -> EncoderDecoderCache:
-    """The cache of a decoder that also looks at a memory."""
+    """The cache of a decoder with cross-attention."""
     return EncoderDecoderCache(SynthesizerCache(num_layers), DynamicCache())
 
 

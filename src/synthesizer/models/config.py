@@ -44,6 +44,8 @@ class SynthesizerConfig(PreTrainedConfig):
     fixed_depth        with universal: every token takes all steps
     halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
     ponder_cost        how much a step costs in the loss, in training only
+    window             how many tokens a query of self-attention sees on its left, itself included,
+                       and, in an encoder, on its right; None is no window
     imports            set by the config itself: modules that register the user's own functions in
                        its specs. They are not imported on loading; an error then names them
     """
@@ -81,6 +83,7 @@ class SynthesizerConfig(PreTrainedConfig):
     fixed_depth: bool = DEFAULTS.fixed_depth
     halting_epsilon: float | int = DEFAULTS.halting_epsilon
     ponder_cost: float | int = DEFAULTS.ponder_cost
+    window: int | None = DEFAULTS.window
     imports: list[str] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = DEFAULTS.tie_word_embeddings
@@ -145,6 +148,7 @@ class SynthesizerConfig(PreTrainedConfig):
             d_ff=self.d_ff,
             max_len=max_len,
             causal=causal,
+            window=self.window,
             cross=cross,
             norm=self.norm,
             norm_position=self.norm_position,
@@ -182,7 +186,7 @@ class SynthesizerConfig(PreTrainedConfig):
         for item, repeat in split_layers(spec):
             if item != NONE:
                 with torch.device("meta"):
-                    item = spec_of_mixer(build_mixer(item, size, causal=causal))
+                    item = spec_of_mixer(build_mixer(item, size, causal=causal, window=self.window))
             settled.append(item + repeat)
         return ",".join(settled)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from synthesizer.attention.layer import Cache, CrossAttention
+from synthesizer.attention.layer import Cache, CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
@@ -34,6 +34,7 @@ class Shape:
     d_ff: int
     max_len: int
     causal: bool
+    window: int | None = None
     cross: bool = False
     norm: str = "layer"
     norm_position: str = "pre"
@@ -125,10 +126,8 @@ class Positions(nn.Module):
 class Context:
     """What all layers of one call share."""
 
-    attention_mask: Tensor | None  # (B, S)
+    inputs: Inputs  # of every token mixer; position_ids only where the mask does not tell them
     positions: Tensor  # (S,) or (B, S)
-    told: bool = False  # whether they were given, and do not just count the mask
-    bias: Tensor | None = None  # (1 or B, H, T, S)
     memory_mask: Tensor | None = None  # (B, S of the memory)
     keep_weights: bool = False
 
@@ -155,6 +154,7 @@ class Layer(GradientCheckpointingLayer):
                 synthesis,
                 Size(shape.d_model, shape.num_heads, shape.max_len),
                 causal=shape.causal,
+                window=shape.window,
                 dropout=shape.attention_dropout,
             )
             self.attention_norm = norm(shape.d_model)
@@ -174,39 +174,28 @@ class Layer(GradientCheckpointingLayer):
         cache: Cache | None = None,
         memory: tuple[Tensor, Tensor] | None = None,
     ) -> LayerOutput:
-        x, weights = self._look_around(x, context, cache)
-        x, cross_weights = self._look_across(x, context, memory)
+        x, weights = self._self_attention(x, context, cache)
+        x, cross_weights = self._cross_attention(x, context, memory)
         y = self.feed_forward(self._enter(x, self.feed_forward_norm))
         return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
 
-    def _look_around(
+    def _self_attention(
         self, x: Tensor, context: Context, cache: Cache | None
     ) -> tuple[Tensor, Tensor | None]:
         if self.attention is None:
             if cache is not None:
                 cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
             return x, None
-        x_in, mask = self._enter(x, self.attention_norm), context.attention_mask
-        bias = context.bias if self.has_logits else None
-        if not context.keep_weights:
-            y = self.attention(
-                x_in,
-                attention_mask=mask,
-                position_ids=context.positions if context.told else None,
-                bias=bias,
-                cache=cache,
-            )
-            return self._leave(x, y, self.attention_norm), None
-        y, weights = self.attention.attend(
-            x_in,
-            attention_mask=mask,
-            position_ids=context.positions if context.told else None,
-            bias=bias,
-            cache=cache,
-        )
+        x_in, weights = self._enter(x, self.attention_norm), None
+        bias = context.inputs.bias if self.has_logits else None
+        given = vars(replace(context.inputs, bias=bias, cache=cache))
+        if context.keep_weights:
+            y, weights = self.attention.attend(x_in, **given)
+        else:
+            y = self.attention(x_in, **given)
         return self._leave(x, y, self.attention_norm), weights
 
-    def _look_across(
+    def _cross_attention(
         self, x: Tensor, context: Context, memory: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
         if self.cross is None or memory is None:
@@ -288,7 +277,8 @@ class Stack(nn.Module):
         """Where the tokens of x stand, and the context with what their distances add."""
         here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
         if self.relative is not None:
-            context = replace(context, bias=self.relative(here, context.positions))
+            bias = self.relative(here, context.positions)
+            context = replace(context, inputs=replace(context.inputs, bias=bias))
         return here, context
 
     def resize(self, max_len: int) -> None:

@@ -135,8 +135,10 @@ class UniversalStack(nn.Module):
         if self.halting is None:
             output.num_steps = x.new_full(x.shape[:1], self.num_steps)
             return output
-        output.num_steps = _mean(progress.steps, context.attention_mask)
-        output.ponder_cost = _mean(progress.steps + progress.remainder, context.attention_mask)
+        output.num_steps = _mean(progress.steps, context.inputs.attention_mask)
+        output.ponder_cost = _mean(
+            progress.steps + progress.remainder, context.inputs.attention_mask
+        )
         return output
 
     def resize(self, max_len: int) -> None:

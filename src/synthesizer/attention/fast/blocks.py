@@ -1,38 +1,37 @@
 """Attention of any sum of terms, block by block: no (B, H, T, S) is written, then or for backward.
 
-A block is some heads, some examples and some rows, small enough to stay in the processor's cache.
+A block is some heads, some examples and some rows, small enough to stay in the processor's cache,
+and the keys that these rows see: what causality or a window hides from all of them is skipped.
 Its logits are made of the terms, turned to weights, used and forgotten; backward makes them again.
 Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be contiguous.
 """
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from synthesizer.attention.fast.block_softmax import Added, Rows, soften, soften_back
-from synthesizer.attention.fast.kernel import Kernel, kernel_for
-from synthesizer.attention.fast.sdpa import attend_fused, fits
-from synthesizer.attention.fast.tensors import Parts
-from synthesizer.attention.fast.visibility import Sight
+from synthesizer.attention.fast.block_softmax import soften, soften_back
+from synthesizer.attention.fast.kernel import HOME, Kernel, loaded
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import KeySpan, Visibility
 
 CACHED = 2**18  # numbers of a block on a CPU: its logits and their gradient stay near the core
 ACCELERATED = 2**26  # on an accelerator a block need not fit a cache, and has to fill the device
-NUM_BLOCKS, FEWEST_ROWS, MOST_ROWS = 8, 64, 256
+MOST_ROWS = 256
 
 
-@dataclass(frozen=True)
-class Block:
-    """Some heads, examples and rows, and the fewest and most keys that one of these rows sees."""
+class Block(NamedTuple):
+    """Some heads, examples and rows, and the keys that one of these rows sees."""
 
     heads: slice
     examples: slice
     rows: slice
-    fewest: int
-    num_seen: int
+    span: KeySpan
 
     @property
     def here(self) -> tuple[slice, slice, slice]:
@@ -42,37 +41,43 @@ class Block:
     @property
     def there(self) -> tuple[slice, slice, slice]:
         """Where its keys stand in (H, B, S, ...)."""
-        return self.heads, self.examples, slice(0, self.num_seen)
+        return self.heads, self.examples, slice(self.span.first, self.span.last)
 
 
-def block_attention(parts: Parts, sight: Sight, num_queries: int) -> Tensor:
-    """softmax(sum of terms over what is seen) values: (H, B, T, K); what sees nothing is zero."""
-    kernel = compiled(parts, num_queries)
-    laid = _laid_out(parts, kernel)
-    output: Tensor = _BlockAttention.apply(kernel, sight, num_queries, *laid.tensors())
-    return output
+def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
+    """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
+    assert terms.values is not None
+    kernel = compiled_kernel(terms, visibility, num_queries)
+    queries, keys = terms.queries, terms.keys
+    low_rank = queries is not None and queries.shape[1] < terms.values.shape[1]
+    if low_rank and (kernel is None or not visibility.is_shared):  # without a batch: a table
+        assert queries is not None
+        assert keys is not None
+        product, table = (queries @ keys.mT)[:, 0], terms.weighted_table()
+        terms.table, terms.weight = product if table is None else table + product, None
+        terms.queries = terms.keys = None
+    if kernel is None:
+        terms.table, terms.weight = terms.weighted_table(), None
+    tensors, dtype = [], terms.values.dtype
+    for tensor in vars(terms).values():
+        if tensor is not None:
+            tensor = tensor.to(dtype)
+            if kernel is None or tensor.stride(-1) != 1:  # the kernel takes strided rows
+                tensor = tensor.contiguous()
+        tensors.append(tensor)
+    output: Tensor = _BlockAttention.apply(kernel, visibility, num_queries, *tensors)
+    return output.permute(1, 2, 0, 3)
 
 
-def compiled(parts: Parts, num_queries: int) -> Kernel | None:
-    """The compiled kernel, where it knows all these terms; a single row is not worth its while."""
-    assert parts.values is not None
-    alike = {tensor.dtype for tensor in parts.tensors() if tensor is not None}
-    known = parts.tiled is None and len(alike) == 1 and num_queries > 1
-    return kernel_for(parts.values) if known else None
-
-
-def _laid_out(parts: Parts, kernel: Kernel | None) -> Parts:
-    """The same as who computes it wants it: no gaps, for the kernel in the last axis alone."""
-    if kernel is None and parts.table is not None and parts.weight is not None:
-        parts = replace(parts, table=parts.table * parts.weight[:, None, None], weight=None)
-    return Parts(
-        *[
-            tensor
-            if tensor is None or (kernel is not None and tensor.stride(-1) == 1)
-            else tensor.contiguous()
-            for tensor in parts.tensors()
-        ]
-    )
+def compiled_kernel(terms: Terms, visibility: Visibility, num_queries: int) -> Kernel | None:
+    """The compiled kernel, where it was built and knows all this; one row is not worth a call."""
+    values = terms.values
+    assert values is not None
+    if num_queries == 1 or terms.tiled is not None or visibility.starts is not None:
+        return None
+    if values.dtype != torch.float32 or values.device.type != "cpu":
+        return None
+    return loaded(os.environ.get(HOME)) if torch.get_num_threads() == 1 else None
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -80,121 +85,151 @@ class _BlockAttention(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         kernel: Kernel | None,
-        sight: Sight,
+        visibility: Visibility,
         num_queries: int,
         *tensors: Tensor | None,
     ) -> Tensor:
-        parts = Parts(*tensors)
+        terms = Terms(*tensors)
         ctx.save_for_backward(*tensors)
-        ctx.kernel, ctx.sight, ctx.num_queries = kernel, sight, num_queries
+        ctx.kernel, ctx.visibility, ctx.num_queries = kernel, visibility, num_queries
         if kernel is not None:
-            return kernel.attend(parts, sight, num_queries)
-        if fits(parts, sight):
-            return attend_fused(parts, sight, num_queries)
-        desk = Desk(parts, sight, num_queries)
-        output = torch.empty_like(desk.values[:, :, :num_queries])
-        for block in desk.blocks():
-            desk.look(block, output)
+            return kernel.attend(terms, visibility, num_queries)
+        values, queries = terms.values, terms.queries
+        assert values is not None
+        # PyTorch's own kernel wants one width, and no example with a mask of its own
+        same_width = queries is not None and queries.shape[-1] == values.shape[-1]
+        if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
+            return _sdpa_forward(terms, visibility, num_queries)
+        workspace = Workspace(terms, visibility, num_queries)
+        output = torch.empty_like(values[:, :, :num_queries])
+        for block in workspace.blocks():
+            workspace.write_output(block, output)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        parts = Parts(*ctx.saved_tensors)
-        grads = Parts(
+        terms = Terms(*ctx.saved_tensors)
+        wanted = ctx.needs_input_grad[3:]
+        grads = Terms(
             *[
-                torch.zeros_like(tensor) if wanted and tensor is not None else None
-                for tensor, wanted in zip(parts.tensors(), ctx.needs_input_grad[3:], strict=True)
+                torch.zeros_like(tensor) if want and tensor is not None else None
+                for tensor, want in zip(ctx.saved_tensors, wanted, strict=True)
             ]
         )
         if ctx.kernel is not None:
-            ctx.kernel.attend_back(parts, ctx.sight, grad, grads)
-            return None, None, None, *grads.tensors()
-        desk = Desk(parts, ctx.sight, ctx.num_queries)
+            ctx.kernel.attend_back(terms, ctx.visibility, grad, grads)
+            return None, None, None, *vars(grads).values()
+        workspace = Workspace(terms, ctx.visibility, ctx.num_queries)
         grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
-        for block in desk.blocks():
-            desk.look_back(block, grad, grads)
-        return None, None, None, *grads.tensors()
+        for block in workspace.blocks():
+            workspace.add_gradients(block, grad, grads)
+        return None, None, None, *vars(grads).values()
 
 
-class Desk:
-    """Where the blocks of one call are worked on: two sheets of paper, used again and again."""
+def _sdpa_forward(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
+    """softmax(queries keys^T + table + offsets) values by PyTorch's fused kernel: (H, B, T, K).
 
-    def __init__(self, parts: Parts, sight: Sight, num_queries: int) -> None:
-        assert parts.values is not None
-        self.parts, self.sight, self.values = parts, sight, parts.values
-        self.num_heads, self.batch, self.num_keys, _ = parts.values.shape
+    The kernel takes a bias, but has no gradient for it and, given one, no causality: so it is
+    called for forward alone, in blocks of rows, the hidden keys of a block cut off.
+    """
+    values, queries, keys = terms.values, terms.queries, terms.keys
+    assert values is not None
+    assert queries is not None
+    assert keys is not None
+    num_heads, batch, num_keys, _ = values.shape
+    output = torch.empty_like(values[:, :, :num_queries])
+    keys = keys.expand(-1, batch, -1, -1)
+    for block, (span,) in visibility.row_blocks(num_queries, num_keys, num_queries):
+        seen = slice(span.first, span.last)
+        shape = (num_heads, block.stop - block.start, span.last - span.first)
+        # detached: a bias that might want a gradient sends the whole call off the fused path
+        bias = None if terms.table is None else terms.table[:, block, seen].detach()
+        if terms.offsets is not None:
+            offsets = terms.offsets[:, None, seen].detach()
+            bias = offsets if bias is None else bias + offsets
+        if visibility.stops is not None:
+            bias = values.new_zeros(shape[1:]) if bias is None else bias.expand(shape).clone()
+            visibility.hide(bias, block, span, slice(None))
+        output[:, :, block] = F.scaled_dot_product_attention(
+            queries[:, :, block].transpose(0, 1),
+            keys[:, :, seen].transpose(0, 1),
+            values[:, :, seen].transpose(0, 1),
+            attn_mask=None if bias is None else bias.expand(batch, *shape),
+            scale=1.0,
+        ).transpose(0, 1)
+    return output
+
+
+class Workspace:
+    """Two reusable scratch buffers, in which the blocks of one call are computed in turn."""
+
+    def __init__(self, terms: Terms, visibility: Visibility, num_queries: int) -> None:
+        assert terms.values is not None
+        self.terms, self.visibility, self.values = terms, visibility, terms.values
         self.num_queries = num_queries
-        self.period = 1 if parts.tiled is None else parts.tiled.shape[-1]
-        self.sheets: list[Tensor | None] = [None, None]
+        self.period = 1 if terms.tiled is None else terms.tiled.shape[-1]
+        self.buffers: list[Tensor | None] = [None, None]
 
     def blocks(self) -> Iterator[Block]:
         """Cut the work so that a block's logits fit the budget, rows of one head first."""
-        size = min(max(FEWEST_ROWS, -(-self.num_queries // NUM_BLOCKS)), MOST_ROWS)
-        size = size if self.sight.grows else MOST_ROWS
+        num_heads, batch, num_keys, _ = self.values.shape
+        row_blocks = self.visibility.row_blocks(self.num_queries, num_keys, MOST_ROWS)
+        width = max(span.last - span.first for _, spans in row_blocks for span in spans)
         budget = CACHED if self.values.device.type == "cpu" else ACCELERATED
-        pairs = max(1, budget // (min(size, self.num_queries) * self.num_keys))
-        heads, examples = max(1, pairs // self.batch), min(pairs, self.batch)
-        rows = list(_slices(self.num_queries, size))
-        reaches = self._reaches(rows)
-        for head in _slices(self.num_heads, heads):
-            for example in _slices(self.batch, examples):
-                for row, reach in zip(rows, reaches, strict=True):
-                    yield Block(head, example, row, *_range(reach, example))
+        pairs = max(1, budget // (row_blocks[0][0].stop * max(1, width)))
+        for heads in _slices(num_heads, max(1, pairs // batch)):
+            for examples in _slices(batch, min(pairs, batch)):
+                for row, each in row_blocks:
+                    some = each[examples] if len(each) > 1 else each
+                    first, full_from, full_to, last = zip(*some, strict=True)
+                    start = min(first) // self.period * self.period  # an outer product's tile
+                    stop = max(max(last), start + 1)  # at least one key is computed
+                    span = KeySpan(start, max(full_from), min(full_to), stop)
+                    yield Block(heads, examples, row, span)
 
-    def _reaches(self, rows: list[slice]) -> list[list[list[int]]]:
-        """For each of these rows and each example, the fewest and most keys seen."""
-        counts = self.sight.counts
-        if counts is None:
-            return [[[self.num_keys, self.num_keys]] for _ in rows]
-        each = [torch.stack(counts[:, row].aminmax(dim=1), -1) for row in rows]
-        return torch.stack(each).tolist()
-
-    def _rows(self, block: Block) -> Rows:
-        counts, places = self.sight.counts, self.sight.places
-        if counts is not None:
-            counts = counts[block.examples if len(counts) > 1 else slice(0, 1), block.rows]
-        if places is not None:
-            places = places[block.examples, block.rows]
-        return Rows(block.fewest, block.num_seen, counts, places)
-
-    def _added(self, block: Block, parts: Parts) -> Added:
-        """What all examples of a block share of terms, or of their gradients."""
-        table, offsets = parts.table, parts.offsets
-        if table is not None:
-            table = table[block.heads, block.rows if self.sight.places is None else slice(None)]
-        return Added(table, None if offsets is None else offsets[block.heads])
-
-    def look(self, block: Block, output: Tensor) -> None:
+    def write_output(self, block: Block, output: Tensor) -> None:
         """Write the outputs of a block's rows."""
-        weights = self.weights(block)[..., : block.num_seen]  # (heads, examples, rows, seen)
+        width = block.span.last - block.span.first
+        weights = self.weights(block)[..., :width]  # (heads, examples, rows, keys)
         _product(weights, self.values[block.there], output[block.here])
 
-    def look_back(self, block: Block, grad: Tensor, grads: Parts) -> None:
-        """Add what a block's rows say of every gradient that is wanted."""
-        weights, here, seen = self.weights(block), grad[block.here], block.num_seen
+    def add_gradients(self, block: Block, grad: Tensor, grads: Terms) -> None:
+        """Add what a block's rows contribute to every gradient that is wanted."""
+        weights, here, span = self.weights(block), grad[block.here], block.span
+        width = span.last - span.first
         if grads.values is not None:
-            _add_transposed(grads.values[block.there], here, weights[..., :seen])
-        down = self._sheet(1, block)
-        _product(here, self.values[block.there].mT, down[..., :seen])
-        soften_back(down, weights, self._added(block, grads), self._rows(block))
-        self._bilinear_gradients(block, down[..., :seen], grads)
+            _add_transposed(grads.values[block.there], here, weights[..., :width])
+        down = self._buffer(1, block)
+        _product(here, self.values[block.there].mT, down[..., :width])
+        table_rows = self.visibility.table_rows
+        if table_rows is not None:
+            table_rows = table_rows[block.examples, block.rows]
+        soften_back(down, weights, *self._shared(block, grads), table_rows, width)
+        self._bilinear_gradients(block, down[..., :width], grads)
         self._outer_gradients(block, down, weights, grads)
 
     def weights(self, block: Block) -> Tensor:
-        """A block's probabilities: (heads, examples, rows, seen and what fills up its period)."""
-        logits = self._sheet(0, block)
+        """A block's probabilities: (heads, examples, rows, keys and what fills up the period)."""
+        logits = self._buffer(0, block)
         self._write_products(block, logits)
-        fresh = self.parts.queries is None and self.parts.tiled is None
-        soften(logits, self._added(block, self.parts), self._rows(block), fresh)
+        table, offsets = self._shared(block, self.terms)
+        soften(logits, table, offsets, self.visibility, block.examples, block.rows, block.span)
         return logits
 
+    def _shared(self, block: Block, terms: Terms) -> tuple[Tensor | None, Tensor | None]:
+        """Table and offsets of a block, or their gradients: what all examples have in common."""
+        heads, keys = block.heads, slice(block.span.first, block.span.last)
+        rows = block.rows if self.visibility.table_rows is None else slice(None)
+        table = None if terms.table is None else terms.table[heads, rows, keys]
+        return table, None if terms.offsets is None else terms.offsets[heads, keys]
+
     def _write_products(self, block: Block, logits: Tensor) -> None:
-        queries, keys, tiled = self.parts.queries, self.parts.keys, self.parts.tiled
+        queries, keys, tiled = self.terms.queries, self.terms.keys, self.terms.tiled
         if queries is not None and keys is not None:
-            seen = logits[..., : block.num_seen]
-            if keys.shape[1] == 1:
-                shared = keys[block.heads, 0, : block.num_seen].mT
+            seen = logits[..., : block.span.last - block.span.first]
+            if keys.shape[1] == 1:  # keys of all examples: their rows are one long matrix
+                shared = keys[block.heads, 0, block.there[2]].mT
                 torch.bmm(queries[block.here].flatten(1, 2), shared, out=seen.flatten(1, 2))
             else:
                 _product(queries[block.here], keys[block.there].mT, seen)
@@ -205,63 +240,59 @@ class Desk:
                 torch.mul(left, right, out=product)
             else:
                 product.addcmul_(left, right)
+        if queries is None and tiled is None:
+            logits.zero_()
 
     def _outer(self, block: Block, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors of an outer product, (..., 1, a) and (..., b, 1)."""
-        assert self.parts.tiled is not None
-        assert self.parts.repeated is not None
-        width = logits.shape[-1] // self.period
-        left = self.parts.tiled[block.here][..., None, :]
-        return left, self.parts.repeated[block.here][..., :width, None]
+        assert self.terms.tiled is not None
+        assert self.terms.repeated is not None
+        first = block.span.first // self.period
+        tiles = slice(first, first + logits.shape[-1] // self.period)
+        left = self.terms.tiled[block.here][..., None, :]
+        return left, self.terms.repeated[block.here][..., tiles, None]
 
-    def _bilinear_gradients(self, block: Block, down: Tensor, grads: Parts) -> None:
-        queries, keys = self.parts.queries, self.parts.keys
+    def _bilinear_gradients(self, block: Block, down: Tensor, grads: Terms) -> None:
+        queries, keys = self.terms.queries, self.terms.keys
         if queries is None or keys is None:
             return
-        shared = keys.shape[1] == 1
+        shared, seen = keys.shape[1] == 1, block.there[2]
         if grads.queries is not None:
-            them = keys[block.heads, :1, : block.num_seen] if shared else keys[block.there]
-            them = them.expand(-1, down.shape[1], -1, -1)
-            _product(down, them, grads.queries[block.here])
+            them = keys[block.heads, :1, seen] if shared else keys[block.there]
+            _product(down, them.expand(-1, down.shape[1], -1, -1), grads.queries[block.here])
         if grads.keys is not None and shared:
             joined = queries[block.here].flatten(1, 2)  # (heads, examples rows, W)
-            target = grads.keys[block.heads, 0, : block.num_seen]
-            target.mT.baddbmm_(joined.mT, down.flatten(1, 2))
+            grads.keys[block.heads, 0, seen].mT.baddbmm_(joined.mT, down.flatten(1, 2))
         elif grads.keys is not None:
             _add_transposed(grads.keys[block.there], queries[block.here], down)
 
-    def _outer_gradients(self, block: Block, down: Tensor, spare: Tensor, grads: Parts) -> None:
-        if self.parts.tiled is None:
+    def _outer_gradients(self, block: Block, down: Tensor, spare: Tensor, grads: Terms) -> None:
+        if self.terms.tiled is None:
             return
         left, right = self._outer(block, down)
-        down = down.unflatten(-1, (-1, self.period))
+        first, down = block.span.first // self.period, down.unflatten(-1, (-1, self.period))
         product = spare.unflatten(-1, (-1, self.period))
         if grads.tiled is not None:
             grads.tiled[block.here] = torch.mul(down, right, out=product).sum(-2)
         if grads.repeated is not None:
             part = torch.mul(down, left, out=product).sum(-1)
-            grads.repeated[block.here][..., : part.shape[-1]] = part
+            grads.repeated[block.here][..., first : first + part.shape[-1]] = part
 
-    def _sheet(self, index: int, block: Block) -> Tensor:
-        """Room for a block's logits: (heads, examples, rows, seen rounded up to the period)."""
+    def _buffer(self, index: int, block: Block) -> Tensor:
+        """Room for a block's logits: (heads, examples, rows, keys rounded up to the period)."""
         shape = [part.stop - part.start for part in block.here]
-        shape.append(-(-block.num_seen // self.period) * self.period)
+        width = block.span.last - block.span.first
+        shape.append(-(-width // self.period) * self.period)
         size = shape[0] * shape[1] * shape[2] * shape[3]
-        sheet = self.sheets[index]
-        if sheet is None or sheet.numel() < size:
-            sheet = self.sheets[index] = self.values.new_empty(size)
-        return sheet[:size].view(shape)
+        buffer = self.buffers[index]
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[index] = self.values.new_empty(size)
+        return buffer[:size].view(shape)
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
-
-
-def _range(reach: list[list[int]], examples: slice) -> tuple[int, int]:
-    """The fewest and most keys that some examples see; at least one is computed."""
-    some = reach[examples] if len(reach) > 1 else reach
-    return min(low for low, _ in some), max(1, max(high for _, high in some))
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -270,7 +301,7 @@ def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def _add_transposed(target: Tensor, rows: Tensor, weights: Tensor) -> None:
-    """Add weights^T rows, with the long axis last: a third sooner than the other way round."""
+    """Add weights^T rows, with the long axis last: a third faster than the other way round."""
     target.mT.flatten(0, 1).baddbmm_(rows.mT.flatten(0, 1), weights.flatten(0, 1))
 
 

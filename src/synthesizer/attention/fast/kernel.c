@@ -9,7 +9,7 @@
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
    makes P again. Where no example has a say in S, many examples are one whose values stand side
    by side. Matrices are multiplied by the BLAS that torch itself carries. Row i of example b sees its
-   first counts[b, i] keys and reads row places[b, i] of the table. What is NULL is not there; a
+   first stops[b, i] keys and reads row table_rows[b, i] of the table. What is NULL is not there; a
    shared tensor has a stride of 0. Letters as in terms.py: T queries, S keys, W width. */
 
 #include <stdint.h>
@@ -38,7 +38,7 @@ typedef struct {
     int64_t ready; /* whether the table holds weights, not logits */
     Strided q, k, v, table, weight, offsets, y; /* y: the output, or its gradient on the way back */
     Strided dq, dk, dv, dtable, dweight, doffsets;
-    Numbers counts, places;
+    Numbers stops, table_rows;
     float *room; /* 2 (rows + width + n) keys + rows n numbers, n = beside value_width */
 } Call;
 
@@ -184,7 +184,7 @@ static void move_to(const Call *call, Block *block, int64_t first)
     block->rows = left < call->rows ? left : call->rows;
     block->seen = 1;
     for (int64_t i = first; i < first + block->rows; i++) {
-        const int64_t count = number(&call->counts, block, i, call->keys);
+        const int64_t count = number(&call->stops, block, i, call->keys);
         block->seen = count > block->seen ? count : block->seen;
     }
 }
@@ -199,8 +199,8 @@ static void weigh(const Call *call, const Block *block)
                  call->q.row, block->k, call->width, 0.0f, block->weights, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *out = block->weights + i * seen;
-        const int64_t row = block->first + i, count = number(&call->counts, block, row, seen);
-        const float *table = at(&call->table, block, number(&call->places, block, row, row));
+        const int64_t row = block->first + i, count = number(&call->stops, block, row, seen);
+        const float *table = at(&call->table, block, number(&call->table_rows, block, row, row));
         if (!call->q.data)
             memset(out, 0, count * sizeof(float));
         if (table)
@@ -257,8 +257,8 @@ static void look_back_at_logits(const Call *call, const Block *block)
              0.0f, block->down, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *down = block->down + i * seen;
-        const int64_t row = block->first + i, count = number(&call->counts, block, row, seen);
-        const int64_t place = number(&call->places, block, row, row);
+        const int64_t row = block->first + i, count = number(&call->stops, block, row, seen);
+        const int64_t place = number(&call->table_rows, block, row, row);
         float *dtable = at(&call->dtable, block, place);
         soften_back(down, block->weights + i * seen, count, seen);
         if (dtable)

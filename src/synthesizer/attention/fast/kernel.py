@@ -28,8 +28,8 @@ from shutil import which
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.tensors import Parts
-from synthesizer.attention.fast.visibility import Sight
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import Visibility
 from synthesizer.errors import UserError
 from synthesizer.untrusted import who_else_may_write
 
@@ -74,7 +74,7 @@ class Numbers(ctypes.Structure):
 TERMS = ("queries", "keys", "values", "table", "weight", "offsets")
 
 
-class Call(ctypes.Structure):
+class KernelCall(ctypes.Structure):
     """What kernel.c calls a Call."""
 
     _fields_ = (
@@ -83,7 +83,7 @@ class Call(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows", "ready")],
         *[(name, Strided) for name in (*TERMS, "output")],
         *[(f"grad_{name}", Strided) for name in TERMS],
-        *[(name, Numbers) for name in ("counts", "places")],
+        *[(name, Numbers) for name in ("stops", "table_rows")],
         ("room", ctypes.c_void_p),
     )
 
@@ -95,50 +95,51 @@ class Kernel:
         library = ctypes.CDLL(str(path))
         self._gemm, self._attend, self._attend_back = gemm, library.attend, library.attend_back
         for function in (self._attend, self._attend_back):
-            function.argtypes, function.restype = [ctypes.POINTER(Call)], None
+            function.argtypes, function.restype = [ctypes.POINTER(KernelCall)], None
 
-    def attend(self, parts: Parts, sight: Sight, num_queries: int, ready: bool = False) -> Tensor:
+    def attend(
+        self, terms: Terms, visibility: Visibility, num_queries: int, ready: bool = False
+    ) -> Tensor:
         """softmax(terms over what is seen) values, (H, B, T, K); a ready table holds weights."""
-        assert parts.values is not None
-        num_heads, batch, _, width = parts.values.shape
-        output = parts.values.new_empty(batch, num_queries, num_heads, width).permute(2, 0, 1, 3)
-        call, _room = self._call(parts, sight, output)
+        assert terms.values is not None
+        num_heads, batch, _, width = terms.values.shape
+        output = terms.values.new_empty(batch, num_queries, num_heads, width).permute(2, 0, 1, 3)
+        call, _room = self._call(terms, visibility, output)
         call.ready = ready
         self._attend(call)
         return output
 
-    def attend_back(self, parts: Parts, sight: Sight, grad: Tensor, grads: Parts) -> None:
+    def attend_back(self, terms: Terms, visibility: Visibility, grad: Tensor, grads: Terms) -> None:
         """Write the gradients that grads has room for; those of table and offsets are added."""
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        call, _room = self._call(parts, sight, grad)
+        call, _room = self._call(terms, visibility, grad)
         for name, tensor in _by_name(grads).items():
             setattr(call, f"grad_{name}", Strided.of(tensor))
         self._attend_back(call)
 
-    def _call(self, parts: Parts, sight: Sight, output: Tensor) -> tuple[Call, Tensor]:
+    def _call(
+        self, terms: Terms, visibility: Visibility, output: Tensor
+    ) -> tuple[KernelCall, Tensor]:
         """A call, and the room that it works in."""
-        assert parts.values is not None
+        assert terms.values is not None
         num_heads, batch, num_queries, value_width = output.shape
-        num_keys, queries = parts.values.shape[2], parts.queries
+        num_keys, queries = terms.values.shape[2], terms.queries
         width = 0 if queries is None else queries.shape[-1]
-        alike = (queries is None or queries.shape[1] == 1) and sight.is_shared
+        alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
         beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
-        budget = CACHED // 2 if sight.grows else CACHED
+        budget = CACHED // 2 if visibility.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         num_values = beside * value_width
         room = output.new_empty(2 * (rows + width + num_values) * num_keys + rows * num_values)
         sizes = (num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
-        call = Call(self._gemm, *sizes, room=room.data_ptr(), output=Strided.of(output))
-        for name, tensor in _by_name(parts).items():
+        call = KernelCall(self._gemm, *sizes, room=room.data_ptr(), output=Strided.of(output))
+        for name, tensor in _by_name(terms).items():
             setattr(call, name, Strided.of(tensor))
-        call.counts, call.places = Numbers.of(sight.counts), Numbers.of(sight.places)
+        call.stops, call.table_rows = (
+            Numbers.of(visibility.stops),
+            Numbers.of(visibility.table_rows),
+        )
         return call, room
-
-
-def kernel_for(tensor: Tensor) -> Kernel | None:
-    """The kernel, where it has been built and does what this tensor wants."""
-    fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-    return loaded(os.environ.get(HOME)) if fits and torch.get_num_threads() == 1 else None
 
 
 @cache
@@ -273,13 +274,13 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _by_name(parts: Parts) -> dict[str, Tensor | None]:
+def _by_name(terms: Terms) -> dict[str, Tensor | None]:
     """The tensors that kernel.c knows, with four axes each."""
-    table, weight, offsets = parts.table, parts.weight, parts.offsets
+    table, weight, offsets = terms.table, terms.weight, terms.offsets
     return {
-        "queries": parts.queries,
-        "keys": parts.keys,
-        "values": parts.values,
+        "queries": terms.queries,
+        "keys": terms.keys,
+        "values": terms.values,
         "table": None if table is None else table[:, None],
         "weight": None if weight is None else weight[:, None, None, None],
         "offsets": None if offsets is None else offsets[:, None, None],

@@ -1,167 +1,183 @@
-"""The same weights for the values of every example: one softmax, one product per head, in torch.
+"""Attention whose logits have no batch: the same weights for the values of every example.
 
-The values of all examples stand side by side, (H, S, B K), so that each head is one matrix product.
-Rows go in blocks: under causality a block ends at its own last row, and what lies beyond is neither
-read nor multiplied. Backward finds the blocks' probabilities kept: together at most one (H, T, S).
+One softmax serves all examples. Their values stand side by side, (H, S, B K), so that each head is
+one matrix product. Rows go in blocks: keys that causality or a window hides from a whole block are
+neither read nor multiplied. Backward finds the blocks' probabilities kept: together at most one
+(H, T, S). With a mask m of real tokens, P = softmax over all that causality allows and
+
+    Y = (P (m V)) / (P m),
+
+exact unless what an example sees of a row is a vanishing part of it: then None is returned.
 Letters as in synthesis.py.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-NUM_BLOCKS = 8
-FEWEST_ROWS = 64
-
-
-class TableLogits(NamedTuple):
-    """table + rows columns^T; what is None is not in the sum."""
-
-    table: Tensor | None  # (H, T, S)
-    rows: Tensor | None  # (H, T, R)
-    columns: Tensor | None  # (H, S, R)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """T and S."""
-        if self.table is not None:
-            return self.table.shape[1], self.table.shape[2]
-        assert self.rows is not None
-        assert self.columns is not None
-        return self.rows.shape[1], self.columns.shape[1]
-
-    def block(self, rows: slice, seen: int) -> Tensor:
-        """Some rows, up to a key: (H, rows, seen), a tensor of its own."""
-        if self.rows is None or self.columns is None:
-            assert self.table is not None
-            return self.table[:, rows, :seen].clone(memory_format=torch.contiguous_format)
-        logits = torch.bmm(self.rows[:, rows], self.columns[:, :seen].mT)
-        return logits if self.table is None else logits + self.table[:, rows, :seen]
+from synthesizer.attention.fast.blocks import block_attention, compiled_kernel
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
 
 
-def attend_by_table(values: Tensor, logits: TableLogits, causal: bool) -> Tensor:
-    """Every example's values (B, H, S, K) by the same weights: (B, T, H, K)."""
-    return apart(_TableAttention.apply(causal, beside(values), *logits), len(values))
+def table_attention(
+    terms: Terms, visibility: Visibility, num_queries: int, dropout: float
+) -> Tensor:
+    """Every example's values by the same weights: (B, T, H, K); the visibility is shared."""
+    assert terms.values is not None
+    values = terms.values.transpose(0, 1)  # (B, H, S, K)
+    if dropout > 0.0:
+        weights = probabilities(terms, visibility)
+        return apart(torch.bmm(_drop(weights, dropout).to(values.dtype), beside(values)), values)
+    if num_queries == 1 and not torch.is_grad_enabled():
+        return one_row(values, probabilities(terms, visibility))
+    if compiled_kernel(terms, visibility, num_queries) is not None:
+        return block_attention(terms, visibility, num_queries)
+    low_rank = [None if part is None else part[:, 0] for part in (terms.queries, terms.keys)]
+    output = _TableAttention.apply(visibility, beside(values), terms.weighted_table(), *low_rank)
+    return apart(output, values)
 
 
-def probabilities(logits: TableLogits, causal: bool) -> Tensor:
-    """All weights at once, (H, T, S), by operations that autograd knows."""
-    num_queries, num_keys = logits.shape
-    whole = logits.block(slice(0, num_queries), num_keys)
-    if causal and num_queries > 1:
-        whole = whole.masked_fill(_future(whole), -torch.inf)
+def masked_table_attention(
+    terms: Terms, visibility: Visibility, num_queries: int, dropout: float, mask: Tensor
+) -> Tensor | None:
+    """The same where (B, S) mask hides the last keys; None where a share of a row vanishes."""
+    assert terms.values is not None
+    values = terms.values
+    real = mask[:, :, None].to(values.dtype).expand(len(values), -1, -1, -1)  # (H, B, S, 1)
+    if dropout > 0.0:
+        weights = probabilities(terms, visibility)
+        weights, batch_first = weights.to(values.dtype), real.transpose(0, 1)
+        share = apart(torch.bmm(weights, beside(batch_first)), batch_first)
+        shown = (values * real).transpose(0, 1)
+        output = apart(torch.bmm(_drop(weights, dropout), beside(shown)), shown)
+    else:
+        terms.values = torch.cat([values * real, real], -1)
+        both = table_attention(terms, visibility, num_queries, 0.0)
+        output, share = both.split([values.shape[-1], 1], -1)
+        terms.values = values
+    # a mask that hides only the end leaves the first token to every row, or nothing to any
+    least = torch.finfo(share.dtype).tiny ** 0.5
+    if bool(((share < least) & mask[:, :1, None, None]).any()):
+        return None
+    return output / torch.where(share > 0, share, 1.0)
+
+
+def frozen_attention(
+    values: Tensor, weights: Tensor, visibility: Visibility, num_queries: int
+) -> Tensor:
+    """Every example's values (B, H, S, K) by the (H, N, N) weights that were held: (B, T, H, K)."""
+    num_keys = values.shape[2]
+    weights = weights[:, num_keys - num_queries : num_keys, :num_keys]
+    if num_queries == 1:
+        return one_row(values, weights)
+    terms = Terms(values.transpose(0, 1), table=weights)
+    kernel = compiled_kernel(terms, visibility, num_queries)
+    if kernel is not None and weights.dtype == values.dtype and values.stride(-1) == 1:
+        return kernel.attend(terms, visibility, num_queries, ready=True).permute(1, 2, 0, 3)
+    side_by_side = beside(values)
+    output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])
+    for rows, span in _row_blocks(num_queries, num_keys, visibility):
+        keys = slice(span.first, span.last)
+        torch.bmm(weights[:, rows, keys], side_by_side[:, keys], out=output[:, rows])
+    return apart(output, values)
+
+
+def probabilities(terms: Terms, visibility: Visibility) -> Tensor:
+    """The softmax of a table and low ranks, (H, T, S), by operations that autograd knows."""
+    whole = terms.weighted_table()
+    if terms.queries is not None and terms.keys is not None:
+        low_rank = (terms.queries @ terms.keys.mT)[:, 0]
+        whole = low_rank if whole is None else low_rank + whole
+    assert whole is not None
+    if visibility.stops is not None:
+        whole, num_keys = whole.clone(), whole.shape[2]
+        span = KeySpan(0, num_keys, 0, num_keys)  # compare every row with every key
+        visibility.hide(whole, slice(None), span, slice(None))
     return whole.softmax(-1)
 
 
-def row_blocks(num_queries: int, num_keys: int, causal: bool) -> list[tuple[slice, int]]:
-    """Cut T queries, the last of S slots, into rows and how many slots they see."""
-    size = max(FEWEST_ROWS, -(-num_queries // NUM_BLOCKS))
-    first = num_keys - num_queries
-    rows = [slice(at, min(at + size, num_queries)) for at in range(0, num_queries, size)]
-    return [(block, first + block.stop if causal else num_keys) for block in rows]
-
-
-def corner(table: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """The part of a table that the last T of S slots read: (H, T, S)."""
-    if table.shape[1:] == (num_queries, num_keys):
-        return table
-    if not (table.requires_grad and torch.is_grad_enabled()):
-        return table[:, num_keys - num_queries : num_keys, :num_keys]
-    part: Tensor = _Corner.apply(table, num_keys - num_queries, num_keys)
-    return part
+def one_row(values: Tensor, weights: Tensor) -> Tensor:
+    """A single query, (H, 1, S), as in decoding: the values stay as they are."""
+    weights = weights.to(values.dtype).expand(len(values), -1, -1, -1)
+    output = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1))
+    return output.view(len(values), 1, values.shape[1], values.shape[3])
 
 
 class _TableAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
-        causal: bool,
+        visibility: Visibility,
         values: Tensor,
-        *tensors: Tensor | None,
+        table: Tensor | None,
+        rows: Tensor | None,
+        columns: Tensor | None,
     ) -> Tensor:
-        logits = TableLogits(*tensors)
-        num_queries, num_keys = logits.shape
+        num_queries = table.shape[1] if table is not None else rows.shape[1]  # type: ignore[union-attr]
         output = values.new_empty(values.shape[0], num_queries, values.shape[2])
-        kept = []
-        for rows, seen in row_blocks(num_queries, num_keys, causal):
-            weights = _block_weights(logits, rows, seen, causal).to(values.dtype)
-            torch.bmm(weights, values[:, :seen], out=output[:, rows])
+        blocks, kept = _row_blocks(num_queries, values.shape[1], visibility), []
+        for here, span in blocks:
+            keys = slice(span.first, span.last)
+            if rows is not None and columns is not None:
+                logits = torch.bmm(rows[:, here], columns[:, keys].mT)
+                logits = logits if table is None else logits.add_(table[:, here, keys])
+            else:
+                assert table is not None
+                logits = table[:, here, keys].clone(memory_format=torch.contiguous_format)
+            visibility.hide(logits, here, span, slice(None))
+            weights = torch.softmax(logits, -1, out=logits).to(values.dtype)
+            torch.bmm(weights, values[:, keys], out=output[:, here])
             if any(ctx.needs_input_grad):
                 kept.append(weights)
-        ctx.save_for_backward(values, *tensors, *kept)
-        ctx.causal = causal
+        ctx.save_for_backward(values, rows, columns, *kept)
+        ctx.blocks, ctx.like = blocks, None if table is None else (table.shape, table.dtype)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        values, *tensors = ctx.saved_tensors[:4]
-        logits = TableLogits(*tensors)
-        grads = [
-            torch.zeros_like(tensor) if wanted else None
-            for tensor, wanted in zip((values, *tensors), ctx.needs_input_grad[1:], strict=True)
-        ]
-        blocks = row_blocks(*logits.shape, ctx.causal)
-        for (rows, seen), weights in zip(blocks, ctx.saved_tensors[4:], strict=True):
-            here = grad[:, rows]
-            if grads[0] is not None:
-                grads[0][:, :seen].baddbmm_(weights.mT, here)
-            if any(ctx.needs_input_grad[2:]):
-                down = torch.bmm(here, values[:, :seen].mT)
-                down = torch._softmax_backward_data(down, weights, -1, weights.dtype)
-                _add_gradients(logits, down, rows, seen, *grads[1:])
-        return None, *grads
+        values, rows, columns, *kept = ctx.saved_tensors
+        wants_values, *wanted = ctx.needs_input_grad[1:]
+        grad_values = torch.zeros_like(values) if wants_values else None
+        grad_table = grad_rows = grad_columns = None
+        if wanted[0]:
+            shape, dtype = ctx.like
+            grad_table = torch.zeros(shape, dtype=dtype, device=values.device)
+        if wanted[1] or wanted[2]:
+            grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
+        for (here, span), weights in zip(ctx.blocks, kept, strict=True):
+            keys = slice(span.first, span.last)
+            if grad_values is not None:
+                grad_values[:, keys].baddbmm_(weights.mT, grad[:, here])
+            if not any(wanted):
+                continue
+            down = torch.bmm(grad[:, here], values[:, keys].mT)
+            down = torch._softmax_backward_data(down, weights, -1, weights.dtype)
+            if grad_table is not None:
+                grad_table[:, here, keys] = down
+            if grad_rows is not None and grad_columns is not None:
+                down = down.to(grad_rows.dtype)
+                grad_rows[:, here] = torch.bmm(down, columns[:, keys])
+                grad_columns[:, keys] += torch.bmm(down.mT, rows[:, here])
+        return None, grad_values, grad_table, grad_rows, grad_columns
 
 
-def _add_gradients(
-    logits: TableLogits,
-    down: Tensor,
-    rows: slice,
-    seen: int,
-    grad_table: Tensor | None,
-    grad_rows: Tensor | None,
-    grad_columns: Tensor | None,
-) -> None:
-    """Say what the gradient of a block's logits means to what they are made of."""
-    if grad_table is not None:
-        grad_table[:, rows, :seen] = down
-    if grad_rows is not None and logits.columns is not None:
-        grad_rows[:, rows] = torch.bmm(down.to(grad_rows.dtype), logits.columns[:, :seen])
-    if grad_columns is not None and logits.rows is not None:
-        grad_columns[:, :seen] += torch.bmm(down.mT.to(grad_columns.dtype), logits.rows[:, rows])
+def _row_blocks(
+    num_queries: int, num_keys: int, visibility: Visibility
+) -> list[tuple[slice, KeySpan]]:
+    """Rows in blocks whose probabilities stay near the core, and the keys that each sees."""
+    most_rows = max(FEWEST_ROWS, -(-num_queries // NUM_BLOCKS))
+    blocks = visibility.row_blocks(num_queries, num_keys, most_rows)
+    return [(rows, spans[0]) for rows, spans in blocks]
 
 
-class _Corner(torch.autograd.Function):
-    """table[:, start:stop, :stop], whose backward writes the table's gradient once."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, start: int, stop: int) -> Tensor:  # noqa: ANN401
-        ctx.shape, ctx.start, ctx.stop = table.shape, start, stop
-        return table[:, start:stop, :stop]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        whole = grad.new_zeros(ctx.shape)
-        whole[:, ctx.start : ctx.stop, : ctx.stop] = grad
-        return whole, None, None
-
-
-def _block_weights(logits: TableLogits, rows: slice, seen: int, causal: bool) -> Tensor:
-    """The probabilities of a block: (H, rows, seen)."""
-    block = logits.block(rows, seen)
-    if causal:
-        last = block[..., seen - block.shape[1] :]
-        last.masked_fill_(_future(last), -torch.inf)
-    return torch.softmax(block, -1, out=block)
-
-
-def _future(block: Tensor) -> Tensor:
-    """True where the last rows of a causal block must not look: (rows, columns)."""
-    num_rows, num_columns = block.shape[-2:]
-    ones = torch.ones(num_rows, num_columns, dtype=torch.bool, device=block.device)
-    return ones.triu(num_columns - num_rows + 1)
+def _drop(weights: Tensor, rate: float) -> Tensor:
+    """Drop weights; one draw serves the whole batch, as on the plain path."""
+    return weights * F.dropout(torch.ones_like(weights), rate)
 
 
 def beside(values: Tensor) -> Tensor:
@@ -169,6 +185,6 @@ def beside(values: Tensor) -> Tensor:
     return values.permute(1, 2, 0, 3).flatten(2)
 
 
-def apart(output: Tensor, batch: int) -> Tensor:
-    """(H, T, B K) -> (B, T, H, K)."""
-    return output.unflatten(-1, (batch, -1)).permute(2, 1, 0, 3)
+def apart(output: Tensor, values: Tensor) -> Tensor:
+    """(H, T, B K) -> (B, T, H, K), for values (B, ...)."""
+    return output.unflatten(-1, (len(values), -1)).permute(2, 1, 0, 3)

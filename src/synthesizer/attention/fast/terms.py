@@ -1,23 +1,21 @@
 """What the logits of a synthesis are made of: tables, bilinear terms and outer products.
 
-    logits[b,h,i,j] = weight[h] table[h,i,j] + rows[h,i]·columns[h,j]
-                      + queries[b,h,i]·keys[b,h,j] + offsets[h,j]
+    logits[b,h,i,j] = weight[h] table[h,i,j] + queries[b,h,i]·keys[b,h,j] + offsets[h,j]
                       + tiled[b,h,i,j mod a] repeated[b,h,i,j div a]
 
 Every synthesizing function is one of these terms, and a mixture scales and adds them. Nothing of
-(B, H, T, S) is written here. Tokens stand in their slots: T queries are the last of S keys.
+(B, H, T, S) is written here. Positions are slots: T queries are the last of S keys.
 Letters as in synthesis.py; W is the width of what a bilinear term compares, a b an outer one's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.table import corner
 from synthesizer.attention.synthesis import (
     Dense,
     DotProduct,
@@ -31,159 +29,184 @@ from synthesizer.attention.synthesis import (
 from synthesizer.errors import UserError
 
 
-class Factors(NamedTuple):
-    """Two tensors whose product along the last axis is a term."""
-
-    left: Tensor
-    right: Tensor
-
-
-@dataclass(frozen=True)
+@dataclass
 class Terms:
-    """A sum of terms; what is None is not in it."""
+    """The tensors of a sum of terms, and the values, heads first; or the gradients of them all."""
 
-    table: Tensor | None = None  # (H, T, S), or whole (H, N, N)
+    values: Tensor | None = None  # (H, B, S, K)
+    queries: Tensor | None = None  # (H, B or 1, T, W)
+    keys: Tensor | None = None  # (H, B or 1, S, W)
+    table: Tensor | None = None  # (H, T, S)
     weight: Tensor | None = None  # (H,), what the table is multiplied by
-    rank: Factors | None = None  # rows (H, T, R), columns (H, S, R)
-    bilinear: Factors | None = None  # queries (B, H, T, W), keys (B or 1, H, S, W)
     offsets: Tensor | None = None  # (H, S)
-    outer: Factors | None = None  # tiled (B, H, T, a), repeated (B, H, T, b)
+    tiled: Tensor | None = None  # (H, B, T, a)
+    repeated: Tensor | None = None  # (H, B, T, b)
 
-    def weighed_table(self) -> Tensor:
+    def weighted_table(self) -> Tensor | None:
         """The table times its weight, written out."""
-        assert self.table is not None
-        return self.table if self.weight is None else self.table * self.weight[:, None, None]
+        if self.table is None or self.weight is None:
+            return self.table
+        return self.table * self.weight[:, None, None]
 
 
-class Scene(NamedTuple):
-    """The tokens, and how one part of a mixture is weighed."""
-
-    x: Tensor  # (B, T, D)
-    keys: Tensor | None  # (B, H, S, W)
-    num_keys: int
-    alpha: Tensor | None  # (H,)
-
-    def scale(self, weight: Tensor) -> Tensor:
-        """Multiply what is linear in the logits, (H, ...), by alpha."""
-        if self.alpha is None:
-            return weight
-        return weight * self.alpha.view(-1, *[1] * (weight.dim() - 1))
-
-
-def terms_of(synthesis: Synthesis, x: Tensor, keys: Tensor | None, num_keys: int) -> Terms:
-    """The terms whose sum is what synthesis(x, keys, ...) would write out."""
+def terms_of(
+    synthesis: Synthesis,
+    x: Tensor,
+    keys: Tensor | None,
+    num_keys: int,
+    bias: Tensor | None = None,
+    num_heads: int = 1,
+) -> Terms:
+    """The terms whose sum is what synthesis(x, keys, ...) + bias (1, H, T, S) would write out."""
     if not isinstance(synthesis, Mixture):
-        return _TERMS.get(type(synthesis), _users)(synthesis, Scene(x, keys, num_keys, None))
-    kept = [None] * len(synthesis.widths) if keys is None else keys.split(synthesis.widths, dim=-1)
-    parts = [
-        _TERMS.get(type(part), _users)(part, Scene(x, own, num_keys, alpha))
-        for part, own, alpha in zip(
-            synthesis.parts, kept, synthesis.alphas().unbind(-1), strict=True
-        )
-    ]
-    return add(parts)
+        terms = _TERMS.get(type(synthesis), _written_table)(synthesis, x, keys, num_keys, None)
+    else:
+        own = [None] * len(synthesis.widths) if keys is None else keys.split(synthesis.widths, -1)
+        each = []
+        for part, kept, alpha in zip(
+            synthesis.parts, own, synthesis.alphas().unbind(-1), strict=True
+        ):
+            made = _TERMS.get(type(part), _written_table)(part, x, kept, num_keys, alpha)
+            if isinstance(part, FactorizedRandom) and synthesis.depends_on_input:
+                # beside terms of the tokens, a low rank is one more table: it has no batch
+                assert made.queries is not None
+                assert made.keys is not None
+                made = Terms(table=(made.queries @ made.keys.mT)[:, 0])
+            each.append(made)
+        terms = _add(each)
+    if bias is not None:
+        bias = bias[0].expand(num_heads, x.shape[1], num_keys)
+        table = terms.weighted_table()
+        terms.table, terms.weight = bias.contiguous() if table is None else table + bias, None
+    return terms
 
 
 def is_known(synthesis: Synthesis) -> bool:
-    """Whether every part is a sum of terms; a user's function is one if it ignores the input."""
+    """Whether a synthesis is a sum of terms: two outer products have no common form."""
     parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
-    return all(type(part) in _TERMS or not part.depends_on_input for part in parts)
+    outer = [part for part in parts if type(part) is FactorizedDense]
+    unknown = [part for part in parts if type(part) not in _TERMS and part.depends_on_input]
+    return len(outer) < 2 and not unknown
 
 
-def add(parts: Sequence[Terms]) -> Terms:
-    """Add sums of terms; two outer products have no common form and are never asked for."""
-    tables = [part for part in parts if part.table is not None]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
-    outers = [part.outer for part in parts if part.outer is not None]
-    assert len(outers) <= 1
-    alone = len(tables) == 1
-    return Terms(
-        table=tables[0].table if alone else _sum([part.weighed_table() for part in tables]),
-        weight=tables[0].weight if alone else None,
-        rank=_join([part.rank for part in parts if part.rank is not None]),
-        bilinear=_join([part.bilinear for part in parts if part.bilinear is not None]),
-        offsets=_sum(offsets),
-        outer=outers[0] if outers else None,
+def has_outer(synthesis: Synthesis) -> bool:
+    """Whether a synthesis holds an outer product."""
+    parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
+    return any(type(part) is FactorizedDense for part in parts)
+
+
+class _Corner(torch.autograd.Function):
+    """table[:, start:stop, :stop]; two slices would fill a whole gradient with zeros twice."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, start: int, stop: int) -> Tensor:  # noqa: ANN401
+        ctx.shape, ctx.start, ctx.stop = table.shape, start, stop
+        return table[:, start:stop, :stop]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        whole = grad.new_zeros(ctx.shape)
+        whole[:, ctx.start : ctx.stop, : ctx.stop] = grad
+        return whole, None, None
+
+
+def _add(each: list[Terms]) -> Terms:
+    """Add sums of terms: bilinear ones side by side are one product of the joint width."""
+    tables = [part for part in each if part.table is not None]
+    queries = [part.queries for part in each if part.queries is not None]
+    keys = [part.keys for part in each if part.keys is not None]
+    offsets = [part.offsets for part in each if part.offsets is not None]
+    total = next((part for part in each if part.tiled is not None), Terms())
+    if len(tables) == 1:  # the weight stays apart: the compiled kernel applies it on the way
+        total.table, total.weight = tables[0].table, tables[0].weight
+    elif tables:
+        total.table = torch.stack([part.weighted_table() for part in tables]).sum(0)  # type: ignore[misc]
+    if len(queries) == 1:
+        total.queries, total.keys = queries[0], keys[0]
+    elif queries:
+        batch = max(part.shape[1] for part in keys)
+        total.queries = torch.cat(queries, -1)
+        total.keys = torch.cat([part.expand(-1, batch, -1, -1) for part in keys], -1)
+    if offsets:
+        total.offsets = torch.stack(offsets).sum(0)
+    return total
+
+
+def _dot(part: DotProduct, x: Tensor, keys: Tensor, num_keys: int, alpha: Tensor | None) -> Terms:
+    weight = (
+        part.wq * part.d_keys**-0.5
+        if alpha is None
+        else part.wq * (alpha[:, None, None] * part.d_keys**-0.5)
     )
+    return Terms(queries=torch.einsum("btd,hdk->hbtk", x, weight), keys=keys.transpose(0, 1))
 
 
-def num_outer(synthesis: Synthesis) -> int:
-    """How many outer products a synthesis adds."""
-    parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
-    return sum(isinstance(part, FactorizedDense) for part in parts)
+def _table(
+    part: Random | FixedRandom, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
+) -> Terms:
+    """The corner of a table that the last T of S slots read."""
+    table, first = part.table, num_keys - x.shape[1]
+    if table.shape[1:] != (x.shape[1], num_keys):
+        learns = table.requires_grad and torch.is_grad_enabled()
+        table = (
+            _Corner.apply(table, first, num_keys) if learns else table[:, first:num_keys, :num_keys]
+        )
+    return Terms(table=table, weight=alpha)
 
 
-def _dot(part: DotProduct, scene: Scene) -> Terms:
-    assert scene.keys is not None
-    weight = scene.scale(part.wq * part.d_keys**-0.5)
-    queries = torch.einsum("btd,hdk->bhtk", scene.x, weight)
-    return Terms(bilinear=Factors(queries, scene.keys))
-
-
-def _table(part: Random | FixedRandom, scene: Scene) -> Terms:
-    if scene.alpha is None:
-        return Terms(table=part.table)
-    table = corner(part.table, scene.x.shape[1], scene.num_keys)
-    return Terms(table=table, weight=scene.alpha)
-
-
-def _users(part: Synthesis, scene: Scene) -> Terms:
+def _written_table(
+    part: Synthesis, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
+) -> Terms:
     """A user's function that does not depend on the input: what it computes is a table."""
-    positions = torch.arange(scene.num_keys, device=scene.x.device)
-    logits = part(scene.x, None, positions[scene.num_keys - scene.x.shape[1] :], positions)
+    positions = torch.arange(num_keys, device=x.device)
+    logits = part(x, None, positions[num_keys - x.shape[1] :], positions)
     if logits.shape[0] != 1:
         raise UserError(
             f"{type(part).__name__} has depends_on_input=False, and its logits have a batch of "
             f"{logits.shape[0]}; return (1, H, T, S), or set depends_on_input=True"
         )
-    return Terms(table=logits[0], weight=scene.alpha)
+    return Terms(table=logits[0], weight=alpha)
 
 
-def _factorized_table(part: FactorizedRandom, scene: Scene) -> Terms:
-    first = scene.num_keys - scene.x.shape[1]
-    rows = part.rows[:, first : scene.num_keys]
-    return Terms(rank=Factors(scene.scale(rows), part.columns[:, : scene.num_keys]))
+def _low_rank(
+    part: FactorizedRandom, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
+) -> Terms:
+    rows = _scaled(part.rows[:, num_keys - x.shape[1] : num_keys], alpha)
+    return Terms(queries=rows[:, None], keys=part.columns[:, None, :num_keys])
 
 
-def _dense(part: Dense, scene: Scene) -> Terms:
-    columns = scene.scale(part.w2[..., : scene.num_keys])  # (H, K, S)
-    offsets = scene.scale(part.b2[:, : scene.num_keys])
-    return Terms(bilinear=Factors(_hidden(part, scene.x), columns.mT[None]), offsets=offsets)
+def _dense(part: Dense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None) -> Terms:
+    columns = _scaled(part.w2[..., :num_keys], alpha)  # (H, K, S)
+    offsets = _scaled(part.b2[:, :num_keys], alpha)
+    return Terms(queries=_hidden(part, x), keys=columns.mT[:, None], offsets=offsets)
 
 
-def _factorized_dense(part: FactorizedDense, scene: Scene) -> Terms:
-    hidden = _hidden(part, scene.x)
-    width = -(-scene.num_keys // part.a)
-    wb, bb = scene.scale(part.wb[..., :width]), scene.scale(part.bb[:, :width])
-    tiled = torch.einsum("bhtk,hkn->bhtn", hidden, part.wa) + part.ba[:, None]
-    repeated = torch.einsum("bhtk,hkn->bhtn", hidden, wb) + bb[:, None]
-    return Terms(outer=Factors(tiled, repeated))
+def _outer(
+    part: FactorizedDense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
+) -> Terms:
+    hidden, width = _hidden(part, x), -(-num_keys // part.a)
+    wb, bb = _scaled(part.wb[..., :width], alpha), _scaled(part.bb[:, :width], alpha)
+    tiled = torch.einsum("hbtk,hkn->hbtn", hidden, part.wa) + part.ba[:, None, None]
+    repeated = torch.einsum("hbtk,hkn->hbtn", hidden, wb) + bb[:, None, None]
+    return Terms(tiled=tiled, repeated=repeated)
+
+
+def _scaled(weight: Tensor, alpha: Tensor | None) -> Tensor:
+    """Multiply what is linear in the logits, (H, ...), by a part's weight in the mixture."""
+    return weight if alpha is None else weight * alpha.view(-1, *[1] * (weight.dim() - 1))
 
 
 def _hidden(part: Dense | FactorizedDense, x: Tensor) -> Tensor:
-    """relu(x W1 + b1) per head, (B, H, T, K), by one product for all heads."""
+    """relu(x W1 + b1) per head, (H, B, T, K), by one product for all heads."""
     hidden = F.linear(x, part.w1.mT.flatten(0, 1), part.b1.flatten())
-    return hidden.relu_().unflatten(-1, (len(part.w1), -1)).transpose(1, 2)
+    return hidden.relu_().unflatten(-1, (len(part.w1), -1)).permute(2, 0, 1, 3)
 
 
-_TERMS: dict[type, Callable[[Any, Scene], Terms]] = {
+_TERMS: dict[type, Callable[..., Terms]] = {
     DotProduct: _dot,
     Random: _table,
     FixedRandom: _table,
-    FactorizedRandom: _factorized_table,
+    FactorizedRandom: _low_rank,
     Dense: _dense,
-    FactorizedDense: _factorized_dense,
+    FactorizedDense: _outer,
 }
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
-    return sum(tensors[1:], start=tensors[0]) if tensors else None
-
-
-def _join(pairs: Sequence[Factors]) -> Factors | None:
-    """Lay products side by side: their sum is one product of the joint width."""
-    if len(pairs) < 2:
-        return pairs[0] if pairs else None
-    batch = max(pair.right.shape[0] for pair in pairs)
-    right = [pair.right.expand(batch, *pair.right.shape[1:]) for pair in pairs]
-    return Factors(torch.cat([pair.left for pair in pairs], -1), torch.cat(right, -1))
