@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from synthesizer.attention import fast
 from synthesizer.attention.fast import kernel
+from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.masks import Visibility
 from synthesizer.errors import UserError
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from variants import TABLES, redrawn, tokens
@@ -51,6 +54,10 @@ def built(library, monkeypatch):
     kernel.loaded.cache_clear()
 
 
+def kernel_for(values):
+    return fast.blocks.compiled_kernel(Terms(values), Visibility(), 2)
+
+
 def attention(spec, length, *, causal=False, max_len=None):
     layer = SyntheticAttention(D, H, max_len or length, spec, causal=causal, path="fast")
     layer = redrawn(layer).float()
@@ -82,7 +89,7 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
         assert set(built) == {"attend", "attend_back"}
         assert_close(found, results(layer, x, "plain", attention_mask=mask))
         with monkeypatch.context() as patch:
-            patch.setattr(kernel, "loaded", lambda home: None)
+            patch.setattr(fast.blocks, "loaded", lambda home: None)
             assert_close(found, results(layer, x, "fast", attention_mask=mask))
 
 
@@ -134,11 +141,11 @@ def test_the_kernel_lets_no_nan_pass_for_a_number(built):
 
 @needs_compiler
 def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
-    assert kernel.kernel_for(torch.zeros(1)) is not None
-    assert kernel.kernel_for(torch.zeros(1, dtype=torch.float64)) is None
-    assert kernel.kernel_for(torch.zeros(1, dtype=torch.bfloat16)) is None
+    assert kernel_for(torch.zeros(1)) is not None
+    assert kernel_for(torch.zeros(1, dtype=torch.float64)) is None
+    assert kernel_for(torch.zeros(1, dtype=torch.bfloat16)) is None
     torch.set_num_threads(2)
-    assert kernel.kernel_for(torch.zeros(1)) is None
+    assert kernel_for(torch.zeros(1)) is None
 
 
 @needs_compiler
@@ -155,7 +162,7 @@ def test_nothing_is_compiled_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
     monkeypatch.setattr(kernel.subprocess, "run", None)
     kernel.loaded.cache_clear()
-    assert kernel.kernel_for(torch.zeros(1)) is None
+    assert kernel_for(torch.zeros(1)) is None
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
     layer(x).sum().backward()
     assert not any(tmp_path.iterdir())

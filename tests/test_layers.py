@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from synthesizer.attention.layer import Inputs
 from synthesizer.models.layers import (
     Context,
     Layer,
@@ -52,7 +53,7 @@ def test_the_relative_bias_follows_positions_per_example():
 
 def test_a_pre_norm_layer_is_its_residuals():
     layer, x = redrawn(Layer(SHAPE, "random+dot")).eval(), tokens(2, 5, 12)
-    context = Context(None, torch.arange(5))
+    context = Context(Inputs(), torch.arange(5))
     y = x + layer.attention(layer.attention_norm(x))
     expected = y + layer.feed_forward(layer.feed_forward_norm(y))
     torch.testing.assert_close(layer(x, context).x, expected)
@@ -63,13 +64,13 @@ def test_a_post_norm_layer_is_its_residuals():
     layer, x = redrawn(Layer(shape, "dense")).eval(), tokens(2, 5, 12)
     y = layer.attention_norm(x + layer.attention(x))
     expected = layer.feed_forward_norm(y + layer.feed_forward(y))
-    torch.testing.assert_close(layer(x, Context(None, torch.arange(5))).x, expected)
+    torch.testing.assert_close(layer(x, Context(Inputs(), torch.arange(5))).x, expected)
 
 
 def test_none_leaves_the_sublayer_out():
     layer, x = redrawn(Layer(SHAPE, "none")).eval(), tokens(2, 5, 12)
     expected = x + layer.feed_forward(layer.feed_forward_norm(x))
-    torch.testing.assert_close(layer(x, Context(None, torch.arange(5))).x, expected)
+    torch.testing.assert_close(layer(x, Context(Inputs(), torch.arange(5))).x, expected)
     assert not any("attention" in name for name, _ in layer.named_parameters())
 
 

@@ -12,6 +12,7 @@ from synthesizer import (
     SynthesizerForSequenceClassification,
     UserError,
 )
+from synthesizer.attention.layer import Inputs
 from synthesizer.models.layers import Context, Shape, sinusoids
 from synthesizer.models.universal import Progress, UniversalStack
 from variants import redrawn, tokens
@@ -77,7 +78,7 @@ def test_a_universal_stack_is_its_definition_gradients_included(spec):
     shape = Shape(12, 3, 20, 9, causal=True)
     stack = thinking(UniversalStack(shape, spec, num_steps=6, halt_at=0.95))
     x = (3 * tokens(1, 9, 12)).requires_grad_()
-    context = Context(None, torch.arange(9))
+    context = Context(Inputs(), torch.arange(9))
     output = stack(x, context)
     y, counts, cost = token_by_token(stack, x, context)
     torch.testing.assert_close(output.x, y, **CLOSE)

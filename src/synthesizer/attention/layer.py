@@ -191,8 +191,8 @@ class SyntheticAttention(TokenMixer):
             if values.shape[2] < num_keys:
                 mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
                 source = EXPLICIT
-            if self.window is not None and values.shape[2] >= self.window:
-                _trim(cache, mask, keys, values, self.window - 1)
+            if self.window is not None and values.shape[2] > self.window:
+                _trim(cache, mask, keys, values, self.window)
         return fast.Call(
             x,
             keys,

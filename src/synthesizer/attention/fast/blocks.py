@@ -48,14 +48,6 @@ def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> T
     """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
     assert terms.values is not None
     kernel = compiled_kernel(terms, visibility, num_queries)
-    queries, keys = terms.queries, terms.keys
-    low_rank = queries is not None and queries.shape[1] < terms.values.shape[1]
-    if low_rank and (kernel is None or not visibility.is_shared):  # without a batch: a table
-        assert queries is not None
-        assert keys is not None
-        product, table = (queries @ keys.mT)[:, 0], terms.weighted_table()
-        terms.table, terms.weight = product if table is None else table + product, None
-        terms.queries = terms.keys = None
     if kernel is None:
         terms.table, terms.weight = terms.weighted_table(), None
     tensors, dtype = [], terms.values.dtype
@@ -109,12 +101,13 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        terms = Terms(*ctx.saved_tensors)
+        tensors = ctx.saved_tensors
+        terms = Terms(*tensors)
         wanted = ctx.needs_input_grad[3:]
         grads = Terms(
             *[
                 torch.zeros_like(tensor) if want and tensor is not None else None
-                for tensor, want in zip(ctx.saved_tensors, wanted, strict=True)
+                for tensor, want in zip(tensors, wanted, strict=True)
             ]
         )
         if ctx.kernel is not None:
@@ -149,7 +142,7 @@ def _sdpa_forward(terms: Terms, visibility: Visibility, num_queries: int) -> Ten
             offsets = terms.offsets[:, None, seen].detach()
             bias = offsets if bias is None else bias + offsets
         if visibility.stops is not None:
-            bias = values.new_zeros(shape[1:]) if bias is None else bias.expand(shape).clone()
+            bias = values.new_zeros(1, *shape[1:]) if bias is None else bias.expand(shape).clone()
             visibility.hide(bias, block, span, slice(None))
         output[:, :, block] = F.scaled_dot_product_attention(
             queries[:, :, block].transpose(0, 1),

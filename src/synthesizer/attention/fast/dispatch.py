@@ -148,6 +148,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             output = _by_masked_table(terms, call, visibility)
             if output is not None or call.dropout > 0.0:
                 return output
+        if not synthesis.depends_on_input:  # examples read other rows of it: write it out
+            terms = Terms(terms.values, table=terms.whole_table())
         return block_attention(terms, visibility, num_queries).flatten(-2)
 
 

@@ -88,11 +88,7 @@ def frozen_attention(
 
 def probabilities(terms: Terms, visibility: Visibility) -> Tensor:
     """The softmax of a table and low ranks, (H, T, S), by operations that autograd knows."""
-    whole = terms.weighted_table()
-    if terms.queries is not None and terms.keys is not None:
-        low_rank = (terms.queries @ terms.keys.mT)[:, 0]
-        whole = low_rank if whole is None else low_rank + whole
-    assert whole is not None
+    whole = terms.whole_table()
     if visibility.stops is not None:
         whole, num_keys = whole.clone(), whole.shape[2]
         span = KeySpan(0, num_keys, 0, num_keys)  # compare every row with every key

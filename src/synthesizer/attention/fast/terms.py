@@ -48,6 +48,15 @@ class Terms:
             return self.table
         return self.table * self.weight[:, None, None]
 
+    def whole_table(self) -> Tensor:
+        """The sum of table and low rank, where no term depends on the input: (H, T, S)."""
+        table = self.weighted_table()
+        if self.queries is not None and self.keys is not None:
+            low_rank = (self.queries @ self.keys.mT)[:, 0]
+            table = low_rank if table is None else low_rank + table
+        assert table is not None
+        return table
+
 
 def terms_of(
     synthesis: Synthesis,
