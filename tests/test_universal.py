@@ -284,7 +284,7 @@ def test_a_new_model_puts_nearly_all_its_weight_on_the_last_step():
 def test_at_a_fixed_depth_the_output_is_the_state_after_the_last_step():
     shape = Shape(12, 3, 20, 9, causal=True, universal=True)
     stack = redrawn(UniversalStack(shape, "dot", num_steps=3, halt_at=None)).eval()
-    x, context = tokens(1, 9, 12), Context(None, torch.arange(9))
+    x, context = tokens(1, 9, 12), Context(Inputs(), torch.arange(9))
     state = x
     for step in range(3):
         place = sinusoids(torch.arange(9), 12).to(x.dtype)
