@@ -210,21 +210,38 @@ def test_summaries_are_scored_by_rouge(tmp_path):
 
 
 def test_a_conversation_gives_an_example_per_reply(tmp_path):
+    path = write_jsonl(
+        tmp_path / "talks.jsonl", [{"dialog": [a, b, f"{a} again"]} for a, b in pairs(60)]
+    )
+    task = build_task(small("dialogue", f"data.train={path}", "evaluate.batch_tokens=100000"))
+    assert sum(task.report["examples"].values()) == 120
+    (batch,) = task.batches("test")
+    first, second = (
+        task.tokenizer.decode(r, skip_special_tokens=True) for r in batch.inputs["input_ids"][:2]
+    )
+    opening, reply = second.split(TURN)
+    assert first == opening
+    assert references(task, "test")[:2] == [reply, f"{opening} again"]
+
+
+def test_a_persona_goes_with_the_replies_of_the_second_speaker_alone(tmp_path):
     talks = [
-        {"dialog": [a, b, f"{a} again"], "personality": [f"I like {a}."]} for a, b in pairs(60)
+        {"dialog": [a, b, f"{a} again", f"{b} again"], "personality": [f"I like {b}."]}
+        for a, b in pairs(60)
     ]
     path = write_jsonl(tmp_path / "talks.jsonl", talks)
     task = build_task(small("dialogue", f"data.train={path}", "evaluate.batch_tokens=100000"))
     assert task.report["columns"] == {"dialog": "dialog", "persona": "personality"}
-    assert sum(task.report["examples"].values()) == 120
+    assert sum(task.report["examples"].values()) == 120  # two of the three replies of each
     (batch,) = task.batches("test")
     decoded = [
         task.tokenizer.decode(r, skip_special_tokens=True) for r in batch.inputs["input_ids"]
     ]
-    persona, opening, reply = decoded[1].split(TURN)
-    assert persona == f"I like {opening}."
+    persona, opening, reply, again = decoded[1].split(TURN)
+    assert persona == f"I like {reply}."
     assert decoded[0] == TURN.join([persona, opening])
-    assert references(task, "test")[:2] == [reply, f"{opening} again"]
+    assert again == f"{opening} again"
+    assert references(task, "test")[:2] == [reply, f"{reply} again"]
     scores = task.score("test", outputs(task, "test", references(task, "test")))
     for metric in ("bleu1", "rougeL", "embedding_average"):
         assert scores.metrics[metric] == pytest.approx(100)

@@ -13,7 +13,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.metrics import GLUE, SUPERGLUE, score
 from synthesizer.tasks import Outputs, build_task
-from synthesizer.tasks.glue import MEMBERS
+from synthesizer.tasks.glue import MEMBERS, WORDINGS
 from synthesizer.tasks.text_to_text import judge
 
 TASKS = [
@@ -173,3 +173,131 @@ def test_an_answer_that_is_no_finite_number_is_wrong_and_no_crash(answer):
     judged = judge(MEMBERS["glue_stsb"], rows)
     for name in ("pearson", "spearman"):
         assert score(name, judged[name]) < 0  # the best pair got the lowest number
+
+
+def row_of(**fields):
+    return Row("made", 1, fields)
+
+
+WSC = {
+    "text": "Pat gave him the map because he asked him for it , and he smiled .",
+    "span1_text": "Pat",
+    "span2_text": "him",
+    "span2_index": 8,
+    "label": 0,
+}
+RECORD = {
+    "passage": "It rained.\n@highlight\nRivers rose\n@highlight\nBoats sank",
+    "query": "Near @placeholder boats sank",
+    "entities": ["Ulm", "Bonn"],
+    "answers": ["Ulm", "Ulm", "Bonn"],
+}
+MULTIRC = {
+    "paragraph": "<b>Sent 1: </b>A dog.<br><b>Sent 2: </b>A cat.",
+    "question": "Who?",
+    "answer": "A dog",
+    "idx": {"paragraph": 3, "question": 41, "answer": 5},
+    "label": 1,
+}
+T5_FORMS = [  # as T5's published preprocessors write them
+    (
+        "superglue_wsc",
+        WSC,
+        "wsc: Pat gave him the map because he asked *him* for it , and he smiled .",
+        ["Pat"],
+    ),
+    (
+        "superglue_record",
+        RECORD,
+        "record query: Near @placeholder boats sank entities: Ulm, Bonn passage: It rained. "
+        "Rivers rose. Boats sank",
+        ["Ulm", "Bonn"],
+    ),
+    (
+        "superglue_multirc",
+        MULTIRC,
+        "multirc question: Who? answer: A dog paragraph: Sent 1: A dog. Sent 2: A cat.",
+        ["True"],
+    ),
+    (
+        "glue_mnli",
+        {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2, "idx": 0},
+        "mnli hypothesis: It is dry. premise: It rains.",
+        ["contradiction"],
+    ),
+    (
+        "superglue_boolq",
+        {"question": "is it", "passage": "It is.", "label": 1},
+        "boolq passage: It is. question: is it",
+        ["True"],
+    ),
+    (
+        "superglue_wic",
+        {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank.", "label": 0},
+        "wic sentence1: A bank. sentence2: The bank. word: bank",
+        ["False"],
+    ),
+    (
+        "superglue_copa",
+        {"premise": "P.", "question": "cause", "choice1": "A.", "choice2": "B.", "label": 1},
+        "copa choice1: A. choice2: B. premise: P. question: cause",
+        ["choice2"],
+    ),
+    (
+        "coref_dpr",
+        {
+            "sentence": "Bob asked Tom if he can go, and he can.",
+            "pronoun": "he",
+            "candidates": ["Bob", "Tom"],
+            "label": 1,
+        },
+        "wsc: Bob asked Tom if *he* can go, and he can.",
+        ["Tom"],
+    ),
+    (
+        "qa_squad",
+        {
+            "question": "Who?",
+            "context": "A dog did.",
+            "answers": {"text": ["A dog", "dog"], "answer_start": [0, 2]},
+        },
+        "question: Who? context: A dog did.",
+        ["A dog", "dog"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "prompt", "references"), T5_FORMS)
+def test_t5s_wording_is_that_of_its_preprocessors(name, fields, prompt, references):
+    member = WORDINGS["t5"][name]
+    assert member.prompt(row_of(**fields)) == prompt
+    assert member.references(row_of(**fields)) == references
+
+
+def test_multirc_answers_are_grouped_by_question():
+    assert MEMBERS["superglue_multirc"].group(row_of(**MULTIRC)) == "3 41"
+
+
+def test_the_pronoun_asked_about_is_marked_where_it_occurs_twice():
+    shown = MEMBERS["superglue_wsc"].prompt(row_of(**WSC))
+    assert shown.endswith("he asked *him* for it , and he smiled .")
+    with pytest.raises(BadRow, match="the pronoun 'she' is not in the text"):
+        MEMBERS["superglue_wsc"].prompt(row_of(**{**WSC, "span2_text": "she"}))
+
+
+def test_wsc_by_referents_trains_on_meant_nouns_and_is_scored_by_the_label():
+    member = WORDINGS["t5"]["superglue_wsc"]
+    assert not member.trains_on(row_of(**WSC))
+    assert member.trains_on(row_of(**{**WSC, "label": 1}))
+    rows = [
+        ("1", "", ["the old dog"], "dog"),  # named, and meant
+        ("0", "", ["Pat"], "the map"),  # another, and not meant
+        ("0", "", ["Pat"], "Pat"),  # named, but not meant
+        ("1", "", ["Bob"], "Bob's hat"),
+    ]
+    assert score("accuracy", judge(member, rows)["accuracy"]) == 50
+
+
+def test_a_mixture_in_t5s_wording_is_read_and_scored(folder):
+    task = build_task(recipe(TASKS, "data.wording=t5"))
+    assert task.score("test", outputs(answers(task))).metrics["superglue_multirc_f1a"] == 100

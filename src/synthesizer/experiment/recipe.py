@@ -81,6 +81,7 @@ class Data(_Part):
     splits: dict[str, str] = {}  # our split -> the set's own name for it
     tasks: tuple[str, ...] = ()  # of a text_to_text mixture
     cap: Positive = 2**21  # a mixture task counts as at most this many examples
+    wording: Literal["ours", "t5"] = "ours"  # of a mixture's prompts and answers
     columns: dict[str, Column] = {}  # role -> column; the missing ones are inferred and reported
     labels: tuple[str, ...] = ()  # names in order of their numbers; inferred when empty
     header: bool | None = None  # of csv and tsv; inferred when absent
@@ -366,6 +367,7 @@ _SECTIONS: dict[str, type[_Part]] = {
 _ONLY_FOR = {
     ("data", "tasks"): ("mixture",),
     ("data", "cap"): ("mixture",),
+    ("data", "wording"): ("mixture",),
     ("data", "labels"): ("labels",),
     ("data", "prefix"): ("pairs",),
     ("data", "keep_blank"): ("stream",),

@@ -1,7 +1,8 @@
 """Dialogue: what was said so far to the reply; BLEU-1/4, ROUGE-L, METEOR, CIDEr, similarity.
 
-A row holds a whole conversation (`dialog`, a list of turns, maybe with a `persona`), which gives
-one example per reply, or one `history` with its `reply`.
+A row holds a whole conversation (`dialog`, a list of turns), which gives one example per reply, or
+one `history` with its `reply`. A `persona` describes the second speaker, as in PersonaChat, so that
+only this speaker's replies are examples: what the first one says has nothing to do with it.
 """
 
 from functools import partial
@@ -62,7 +63,8 @@ def _read(row: Row, columns: Columns) -> list[Fields]:
     turns = texts_of(row, columns["dialog"])
     if len(turns) < 2:
         raise BadRow(f"column '{columns['dialog']}' has {len(turns)} turns; a reply needs two")
-    return [(TURN.join([*persona, *turns[:n]]), turns[n]) for n in range(1, len(turns))]
+    replies = range(1, len(turns), 2 if persona else 1)  # the persona is the second speaker's
+    return [(TURN.join([*persona, *turns[:n]]), turns[n]) for n in replies]
 
 
 def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:

@@ -1,13 +1,16 @@
-"""GLUE and SuperGLUE as text to text: one line per task, in our own wording.
+"""GLUE and SuperGLUE as text to text, in our wording or in T5's (`data.wording`).
 
 cola sentence: The cat sat.   ->  acceptable
 
-What is asked comes before what may be long, so that truncation leaves it whole.
+Ours puts what is asked before what may be long, so that truncation leaves it whole, and WSC and
+WiC are answered by yes or no. T5's has its order of columns and its labels, WSC and DPR answered
+by the noun that the marked pronoun stands for, and SQuAD; T5's mixture also has a share of C4.
 """
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from synthesizer.data.columns import BadRow, label_of, text_of, texts_of, value_of
@@ -17,15 +20,26 @@ from synthesizer.experiment.recipe import Data
 NLI = ("entailment", "not entailment")
 NO_NUMBER = -1.0  # below every similarity, as in T5's evaluation
 
+_HUBS = {
+    "glue": "nyu-mll/glue",
+    "superglue": "aps/super_glue",
+    "qa_squad": "rajpurkar/squad",
+    "coref_dpr": "community-datasets/definite_pronoun_resolution",
+}
+_DETERMINERS = frozenset(
+    {"a", "an", "the", "this", "that", "these", "those", "my", "your", "his", "her", "its", "our"}
+    | {"their", "some", "any", "each", "every", "many", "much", "few", "which", "whose"}
+)
+
 
 @dataclass(frozen=True)
 class Member:
     """One task: which columns are shown in which order, and the words for its labels."""
 
-    suite: str  # "glue" or "superglue"
+    suite: str  # "glue" or "superglue"; "qa" and "coref" are in no average
     name: str  # as in the metrics and in the prompt
     shown: tuple[str, ...]
-    answers: tuple[str, ...] = ()  # empty: the answer is a number (stsb) or a text (record)
+    answers: tuple[str, ...] = ()  # empty: the answer is a number (stsb) or a text
     held_out: tuple[str, ...] = ("validation",)  # what the paper reports on
 
     @property
@@ -33,31 +47,52 @@ class Member:
         """What its metrics are called."""
         return f"{self.suite}_{self.name}"
 
+    @property
+    def names_referents(self) -> bool:
+        """Whether the answer is the noun that a marked pronoun stands for."""
+        return self.name in ("wsc", "dpr") and not self.answers
+
     def data(self, data: Data, held_out: str) -> Data:
         """Where its rows are; test is the development set, whose labels are public."""
-        hub = {"glue": "nyu-mll/glue", "superglue": "aps/super_glue"}[self.suite]
-        origin = {"hub": hub, "config": self.name, "local": self.metric}
+        hub = _HUBS.get(self.metric) or _HUBS[self.suite]
+        config = self.name if self.suite in _HUBS else None
+        config = "wsc.fixed" if config == "wsc" else config
         splits = {"train": "train", "validation": held_out, "test": held_out}
-        return data.model_copy(update={**origin, "splits": splits})
+        origin = {"hub": hub, "config": config, "local": self.metric, "splits": splits}
+        return data.model_copy(update=origin)
 
     def prompt(self, row: Row) -> str:
         """The name of the task, then each column after its name."""
-        parts = [f"{column}: {_shown(row, column)}" for column in self.shown]
-        return " ".join([self.name, *parts])
+        if self.names_referents:
+            return f"wsc: {_marked(row)}"  # the same for both, so that they learn from each other
+        parts = [f"{column}: {self._shown(row, column)}" for column in self.shown]
+        return " ".join([*([] if self.suite == "qa" else [self.name]), *parts])
 
     def references(self, row: Row) -> list[str]:
-        """The right answers; all but ReCoRD have one."""
+        """The right answers; all but ReCoRD and SQuAD have one."""
         if self.name == "record":
             return list(dict.fromkeys(texts_of(row, "answers")))
+        if self.name == "squad":
+            return list(dict.fromkeys(str(text) for text in value_of(row, "answers")["text"]))
         if self.name == "stsb":
             return [f"{round(5 * float(value_of(row, 'label'))) / 5:.1f}"]
+        if self.name == "dpr":
+            return [texts_of(row, "candidates")[int(label_of(row, "label"))]]
+        if self.names_referents:
+            return [text_of(row, "span1_text")]
         label = label_of(row, "label")
         if not label.isdecimal() or int(label) >= len(self.answers):
             raise BadRow(f"unknown label '{label}' in column 'label'")
         return [self.answers[int(label)]]
 
+    def trains_on(self, row: Row) -> bool:
+        """Whether a row of train is an example: where nouns are named, those that are meant."""
+        return self.name != "wsc" or not self.names_referents or label_of(row, "label") == "1"
+
     def group(self, row: Row) -> str:
-        """Which answers are judged together: those of one question, in MultiRC."""
+        """What the judge must know: the question of a MultiRC answer, the label of a WSC noun."""
+        if self.names_referents:
+            return "1" if self.name == "dpr" else label_of(row, "label")
         if self.name != "multirc":
             return ""
         index = row.fields.get("idx")
@@ -73,10 +108,54 @@ class Member:
             return NO_NUMBER
         return number if math.isfinite(number) else NO_NUMBER
 
+    def _shown(self, row: Row, column: str) -> str:
+        """A column as text; without MultiRC's HTML and ReCoRD's marks between sentences."""
+        value: Any = value_of(row, column)
+        if isinstance(value, list):
+            return ", ".join(texts_of(row, column))
+        if self.name == "wsc" and column == "text":
+            return _marked(row)
+        text = text_of(row, column)
+        if self.name == "multirc":
+            return re.sub(r"</?b>", "", text.replace("<br>", " "))
+        if self.name == "record":
+            text = re.sub(r"""([.?!"'])\n@highlight\n""", r"\1 ", text)
+            return text.replace("\n@highlight\n", ". ")
+        return text
 
-def _shown(row: Row, column: str) -> str:
-    value: Any = value_of(row, column)
-    return ", ".join(texts_of(row, column)) if isinstance(value, list) else text_of(row, column)
+
+def same_referent(answer: str, noun: str) -> bool:
+    """Whether an answer names a noun: without determiners, one's words are among the other's."""
+    first, second = (
+        {word for word in text.lower().split() if word not in _DETERMINERS}
+        for text in (answer, noun)
+    )
+    if not first or not second or ("'" in answer) != ("'" in noun):
+        return False
+    return first <= second or second <= first
+
+
+def _marked(row: Row) -> str:
+    """The text of WSC or DPR with stars around the one pronoun that is asked about.
+
+    WSC says at which word it is; a few of its rows are off by a word or two, so the nearest serves.
+    DPR means the first.
+    """
+    wsc = "span2_text" in row.fields
+    words = text_of(row, "text" if wsc else "sentence").split(" ")
+    pronoun = text_of(row, "span2_text" if wsc else "pronoun").strip()
+    found = [
+        index
+        for index, word in enumerate(words)
+        if word.strip(".,;:!?\"'()").lower() == pronoun.lower()
+    ]
+    if not found:
+        raise BadRow(f"the pronoun '{pronoun}' is not in the text")
+    expected = int(value_of(row, "span2_index")) if wsc else 0
+    at = min(found, key=lambda index: abs(index - expected))
+    bare = re.escape(pronoun)
+    words[at] = re.sub(f"({bare})", r"*\1*", words[at], count=1, flags=re.IGNORECASE)
+    return " ".join(words)
 
 
 MEMBERS = {
@@ -114,3 +193,31 @@ MEMBERS = {
         Member("superglue", "wsc", ("span1_text", "span2_text", "text"), ("no", "yes")),
     )
 }
+
+
+_BOOLEAN = ("False", "True")
+_T5_NLI = ("entailment", "not_entailment")
+_T5: dict[str, dict[str, Any]] = {
+    "glue_mrpc": {"answers": ("not_equivalent", "equivalent")},
+    "glue_qqp": {"answers": ("not_duplicate", "duplicate")},
+    "glue_qnli": {"answers": _T5_NLI},
+    "glue_rte": {"answers": _T5_NLI, "shown": ("sentence1", "sentence2")},
+    "glue_wnli": {"answers": ("not_entailment", "entailment")},
+    "superglue_boolq": {"answers": _BOOLEAN, "shown": ("passage", "question")},
+    "superglue_copa": {
+        "answers": ("choice1", "choice2"),
+        "shown": ("choice1", "choice2", "premise", "question"),
+    },
+    "superglue_multirc": {"answers": _BOOLEAN},
+    "superglue_rte": {"answers": _T5_NLI},
+    "superglue_wic": {"answers": _BOOLEAN, "shown": ("sentence1", "sentence2", "word")},
+    "superglue_wsc": {"answers": ()},
+}
+"""What T5's wording changes: labels, and the order of columns."""
+
+T5_MEMBERS = {
+    **{name: replace(member, **_T5.get(name, {})) for name, member in MEMBERS.items()},
+    "coref_dpr": Member("coref", "dpr", ("sentence",), held_out=("test",)),
+    "qa_squad": Member("qa", "squad", ("question", "context")),
+}
+WORDINGS = {"ours": MEMBERS, "t5": T5_MEMBERS}

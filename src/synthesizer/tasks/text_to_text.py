@@ -30,7 +30,7 @@ from synthesizer.metrics import (
     spearman_statistics,
     superglue_average,
 )
-from synthesizer.tasks.glue import MEMBERS, Member
+from synthesizer.tasks.glue import WORDINGS, Member, same_referent
 from synthesizer.tasks.pairs import PairTask, pair_limits
 from synthesizer.tasks.task import Built, Outputs, Scores
 
@@ -47,7 +47,8 @@ class TextToText(PairTask):
     main_metric = "accuracy"
 
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
-        self._sources = _open(recipe)
+        self._members = WORDINGS[recipe.data.wording]
+        self._sources = _open(recipe, self._members)
         prints = (f"{name} {source.fingerprint}" for name, source in self._sources.items())
         super().__init__(recipe, tokenizer_dir, Source("mixture", {}, version=" ".join(prints)))
         self._rows = self._meta["rows"]
@@ -60,11 +61,11 @@ class TextToText(PairTask):
         statistics: dict[str, Array] = {}
         for name in names:
             mine = [row[1:] for row in rows if row[0] == name]
-            for metric, table in judge(MEMBERS[name], mine).items():
+            for metric, table in judge(self._members[name], mine).items():
                 statistics[f"{name}_{metric}"] = table
         metrics = {key: score(_metric(key), table) for key, table in statistics.items()}
         metrics |= _averages(metrics)
-        right = np.array([row[-1] in row[3] for row in rows], dtype=np.float64)
+        right = np.array([self._is_right(*row) for row in rows], dtype=np.float64)
         counts = {name: sum(row[0] == name for row in rows) for name in names}
         weights = np.array([1 / counts[row[0]] for row in rows])
         statistics["accuracy"] = np.column_stack([right * weights, weights])
@@ -75,6 +76,12 @@ class TextToText(PairTask):
             {"source": row[2], "reference": " | ".join(row[3]), "output": row[-1]} for row in shown
         ]
         return Scores(metrics, {}, statistics, samples)
+
+    def _is_right(self, name: str, group: str, _: str, answers: list[str], output: str) -> bool:
+        """Whether an output is one of the answers, or names a noun if and only if it is meant."""
+        if self._members[name].names_referents:
+            return same_referent(output, answers[0]) == (group == "1")
+        return output in answers
 
     def _lists(self, split: str) -> list[Ragged]:
         if split == "train":
@@ -88,7 +95,7 @@ class TextToText(PairTask):
         """
         sets: dict[tuple[str, str], list[int]] = {}
         for index, (name, group, *_) in enumerate(self._rows):
-            half = group if group in MEMBERS[name].held_out else ""
+            half = group if group in self._members[name].held_out else ""
             sets.setdefault((name, half), []).append(index)
         return [index for indices in sets.values() for index in indices[: self._limit(split)]]
 
@@ -113,15 +120,15 @@ class TextToText(PairTask):
     def _read_train(self, report: dict[str, Any]) -> Iterator[Fields]:
         """Prompt, answer and the number of the task, of every example."""
         for number, name in enumerate(self._recipe.data.tasks):
-            rows = self._rows_of(name, MEMBERS[name].held_out[0], "train", report)
+            rows = self._rows_of(name, self._members[name].held_out[0], "train", report)
             for _, prompt, answers, _ in rows:
                 yield from ((prompt, answer, str(number)) for answer in answers)
 
     def _read_held_out(self, report: dict[str, Any]) -> Iterator[tuple[str, str, str, list[str]]]:
         """Task, group, prompt and answers of each example; a group keeps MNLI's halves apart."""
         for name in self._recipe.data.tasks:
-            for held_out in MEMBERS[name].held_out:
-                half = held_out if len(MEMBERS[name].held_out) > 1 else ""
+            for held_out in self._members[name].held_out:
+                half = held_out if len(self._members[name].held_out) > 1 else ""
                 rows = self._rows_of(name, held_out, "test", report)
                 for _, prompt, answers, group in rows:
                     yield name, group or half, prompt, answers
@@ -129,11 +136,14 @@ class TextToText(PairTask):
     def _rows_of(
         self, name: str, held_out: str, split: str, report: dict[str, Any]
     ) -> list[tuple[str, str, list[str], str]]:
-        member, faults = MEMBERS[name], Faults(self._recipe.data.skip_bad)
+        member, faults = self._members[name], Faults(self._recipe.data.skip_bad)
         source = self._sources[f"{name} {held_out}"]
 
         def read(row: Row) -> tuple[str, str, list[str], str]:
-            return name, member.prompt(row), member.references(row), member.group(row)
+            answers = member.references(row)
+            if split == "train" and not member.trains_on(row):
+                answers = []
+            return name, member.prompt(row), answers, member.group(row)
 
         if split not in source.splits:
             raise UserError(
@@ -142,7 +152,8 @@ class TextToText(PairTask):
             )
         found = list(read_rows(source.splits[split](), read, faults))
         key = f"{name} {split if split == 'train' else held_out}"
-        report["origin"][name], report["examples"][key] = source.origin, len(found)
+        report["origin"][name] = source.origin
+        report["examples"][key] = sum(bool(answers) for _, _, answers, _ in found)
         if faults.counts:
             report["bad_rows"][key] = dict(faults.counts)
         return found
@@ -151,9 +162,14 @@ class TextToText(PairTask):
 def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[str, Array]:
     """Statistics of a task's official metrics from rows of group, prompt, answers and output."""
     groups, _, answers, outputs = (list(column) for column in zip(*rows, strict=True))
-    names = {"glue": GLUE, "superglue": SUPERGLUE}[member.suite][member.name]
-    if member.name == "record":
+    names = {"glue": GLUE, "superglue": SUPERGLUE}.get(member.suite, {}).get(member.name, ())
+    if member.name in ("record", "squad"):
         return record_statistics(outputs, answers)
+    if member.names_referents:
+        named = [
+            int(same_referent(text, each[0])) for text, each in zip(outputs, answers, strict=True)
+        ]
+        return {"accuracy": accuracy_statistics(named, [int(group) for group in groups])}
     if member.name == "stsb":
         numbers = [member.score_of(text) for text in outputs]
         targets = [float(answer[0]) for answer in answers]
@@ -180,19 +196,19 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
     return {name: accuracy if name == "accuracy" else confusion for name in names}
 
 
-def _open(recipe: Recipe) -> dict[str, Source]:
+def _open(recipe: Recipe, members: dict[str, Member]) -> dict[str, Source]:
     """The source of each task, by its name and held-out split."""
     tasks = recipe.data.tasks
-    unknown = [name for name in tasks if name not in MEMBERS]
+    unknown = [name for name in tasks if name not in members]
     if unknown or not tasks:
         raise UserError(
-            f"data.tasks has {', '.join(unknown) or 'no task'}; choose from {', '.join(MEMBERS)}"
+            f"data.tasks has {', '.join(unknown) or 'no task'}; choose from {', '.join(members)}"
         )
     opened = {}
     for name in tasks:
-        for held_out in MEMBERS[name].held_out:
+        for held_out in members[name].held_out:
             try:
-                source = open_source(MEMBERS[name].data(recipe.data, held_out), data_folder())
+                source = open_source(members[name].data(recipe.data, held_out), data_folder())
             except UserError as error:
                 raise UserError(f"{error}; or leave {name} out of data.tasks") from None
             opened[f"{name} {held_out}"] = source
@@ -204,7 +220,7 @@ def _averages(metrics: dict[str, float]) -> dict[str, float]:
     by_suite: dict[str, dict[str, dict[str, float]]] = {"glue": {}, "superglue": {}}
     for key, value in metrics.items():
         suite, name, metric = key.split("_", 2)
-        by_suite[suite].setdefault(name, {})[metric] = value
+        by_suite.setdefault(suite, {}).setdefault(name, {})[metric] = value
     found = {
         "glue": glue_average(by_suite["glue"]).score,
         "superglue": superglue_average(by_suite["superglue"]).score,
