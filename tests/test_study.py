@@ -315,7 +315,7 @@ def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert "interrupted with 1 of 2 runs finished; the same command goes on" in said
+    assert "interrupted with 1 of 2 runs finished; run the same command to continue" in said
 
     process = start(asked)
     out, _ = process.communicate()

@@ -110,7 +110,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(whole, tmp_path, 
     recipe, run, _ = whole
     again = Run(tmp_path / "run")
     stop = Told(at=3, act=lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match="interrupted at step 4 of 12; the same command goes on"):
+    with pytest.raises(Interrupted, match="interrupted at step 4 of 12; run the same command"):
         fit(recipe, again, stop)
     told = Told()
     fit(recipe, again, told)

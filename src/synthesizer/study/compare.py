@@ -1,8 +1,8 @@
 """compare: many runs of one recipe, fairly.
 
-Rows share data order, token budget, schedule and stopping, because all that differs between their
-recipes is the synthesis (and the width or rates that --match and --tune say), and the initial value
-of a parameter is drawn from the seed and its name.
+Variants share data order, token budget, schedule and stopping, because all that differs between
+their recipes is the synthesis (and the width or learning rates that --match and --tune set), and
+the initial value of a parameter is drawn from the seed and its name.
 """
 
 import math
@@ -22,7 +22,7 @@ from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.plan import Asked, Plan, Row, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 
-TRIAL_SEED = 0  # of the runs that choose the rates, so that no reported seed chose its own
+TRIAL_SEED = 0  # of the learning-rate search, so that no reported seed chose its own
 LR_RANGE = 4.0  # trials draw lr from the recipe's divided by this to times this
 TABLE_RATES = (1.0, 100.0)
 BACKWARD = 3.0  # a training token costs this many forward ones
@@ -58,7 +58,7 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
 def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
-        say("starting, reading the data and timing a step ...")
+        say("starting workers, reading the data and timing a step ...")
         plan = fit_widths(plan, pool, say)
         if plan.asked.tune:
             plan = _tune(plan, pool, say, plain)
@@ -67,7 +67,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         runs = [Run(job.path) for job in _jobs(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
-            f"finished; the same command goes on from there ({plan.out})"
+            f"finished; run the same command to continue ({plan.out})"
         ) from None
     return plan
 
@@ -76,7 +76,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     """The single runs of a comparison as commands; study.json is written for their report."""
     if asked.tune:
         raise UserError(
-            "--plan cannot list the runs of --tune, whose rates are not chosen yet; "
+            "--plan cannot list the runs of --tune, whose learning rates are not chosen yet; "
             "leave one of them out"
         )
     plan = draw_up(asked)
@@ -126,7 +126,7 @@ def _jobs(plan: Plan) -> list[Job]:
 
 
 def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
-    """Train what is not finished, telling how it goes; nothing is written if the data is bad."""
+    """Train what is not finished, showing progress; nothing is written if the data is bad."""
     for job in jobs:
         Run(job.path).claim(job.recipe)
     left = [job for job in jobs if not Run(job.path).is_finished]
@@ -177,7 +177,7 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     cut = report.get("cut_from_train")
     share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
     say(f"data: {report['origin']}; examples: {examples}{share}")
-    for key, words in (("bad_rows", "rows left out"), ("overlong", "longer than max_len")):
+    for key, words in (("bad_rows", "skipped rows"), ("overlong", "longer than max_len")):
         for split, counts in (report.get(key) or {}).items():
             causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
             say(f"{words}: {causes} in {split}")
@@ -189,7 +189,7 @@ def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
     tried = min(plan.shared.evaluate.limit or counts["validation"], counts["validation"])
     writing = (looks * tried + counts["test"]) * found["seconds_per_answer"]
     seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
-    more = f", up to {clock(writing)} of it for writing answers" if writing else ""
+    more = f", up to {clock(writing)} of it for generation" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
     return seconds
 
@@ -205,7 +205,7 @@ def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[RowStat
 
 
 def _tune(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
-    """Give every row the same number of trials, and the rates that did best on validation."""
+    """Give every row the same number of trials, and the learning rates best on validation."""
     rates = draw_rates(plan.shared, plan.asked.tune)
     jobs = [
         Job(
@@ -218,7 +218,7 @@ def _tune(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
         for number, row in enumerate(plan.rows)
         if row.left_out is None
     ]
-    say(f"tuning: {len(rates)} trials for each of {len(plan.rows)} rows, on validation")
+    say(f"learning-rate search: {len(rates)} trials per variant, chosen on validation")
     _perform(plan, jobs, pool, say, plain)
     plan.errors.clear()  # a trial that fails is a trial that is not chosen
     rows = []
@@ -231,13 +231,13 @@ def _tune(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
             )
             row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
             chosen = ", ".join(best["changes"])
-            say(f"{row.label} takes {chosen} (validation {best['validation']:.4f})")
+            say(f"{row.label}: best with {chosen} (validation {best['validation']:.4f})")
         rows.append(row)
     return plan.with_rows(rows)
 
 
 def draw_rates(recipe: Recipe, trials: int) -> list[tuple[str, str]]:
-    """The recipe's own rates, then draws around them: the same for every row."""
+    """The recipe's own learning rates, then draws around them: the same for every row."""
     rng, train = random.Random(f"rates of {trials}"), recipe.train
     pairs = [(train.lr, train.table_rate)]
     for _ in range(trials - 1):

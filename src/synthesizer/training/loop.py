@@ -125,7 +125,7 @@ class Loop:
             if asked and not last:
                 raise Interrupted(
                     f"interrupted at step {state.step} of {train.steps}; "
-                    f"the same command goes on from there ({self.run.path})"
+                    f"run the same command to continue ({self.run.path})"
                 )
         self.checkpointer.save(asdict(state))
 
