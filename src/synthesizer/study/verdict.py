@@ -1,73 +1,90 @@
 """Is a row no worse than dot? Non-inferiority with a margin, over seeds and examples (no torch).
 
-Every row is compared with dot seed by seed and example by example: rows of one seed share the order
-of the data and the start of the weights they have in common, and all rows meet the same test
-examples. Pairing is right whether that makes them alike or not. With n shared seeds, the mean
-difference has two errors, and its one-sided bound at a level is
-
-    difference -+ sqrt(t[n-1]^2 S^2/n + t[G-1]^2 V),
-
-S the spread of the seeds' differences on the test set at hand, V the variance that other test
-examples would add (a jackknife over G blocks of neighbouring examples, less the part that S has
-already seen), t Student's quantiles. Where luck makes the seeds agree, the bound is still no nearer
-than other test examples would move it with the models as they are. A bootstrap over three seeds
-would claim too much: where seeds make the noise, it errs in 18 of 100 cases that it calls 5.
-tests/test_verdict.py simulates both.
-
-A row is decided where its bound passes the margin at LEVEL, after Holm's correction over the rows;
-`better` is a second question with a correction of its own.
+evidence.py says what runs show of a difference and how sure it is; sequential.py turns that into
+words with one 5 % for a whole table. Here: margins, the rows of a table, and the sentence on top.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics import ROUGE, SCORES, Statistics, Total
+from synthesizer.metrics import ROUGE, SCORES, Statistics
 from synthesizer.spec import NONE, parse_spec, split_layers, variants
+from synthesizer.study.evidence import (
+    FEWEST_SEEDS,
+    Array,
+    Evidence,
+    Influences,
+    Units,
+    influences,
+    weigh,
+)
+from synthesizer.study.sequential import (
+    BETTER,
+    LEVEL,
+    NO_WORSE,
+    NOT_JUDGED,
+    UNDECIDED,
+    VOID,
+    WORSE,
+    Decision,
+    Looks,
+    decide,
+    is_open,
+)
 
-Array = NDArray[np.float64]
-
-LEVEL = 0.05  # the chance of any wrong verdict in a table; both ends of an interval err this often
-FEWEST_SEEDS = 3
-MOST_SEEDS = 100  # that are worth recommending
-MAX_BLOCKS = 500
-
-BETTER, NO_WORSE, WORSE, UNDECIDED = "better", "no worse", "worse", "undecided"
-NOT_JUDGED = "not judged"
+FEWEST_UNITS = 30  # below that a report warns
+BITS = 0.02  # per byte: what a language model may lose and be no worse
 
 
 @dataclass(frozen=True)
 class Margin:
-    """How much worse still counts as no worse: points of the metric, or a share of dot's value."""
+    """How much worse still counts as no worse: points of the metric, but at most a share of dot's
+    value, so that a margin never outgrows a small score.
+    """
 
-    value: float
-    relative: bool = False
+    points: float
+    share: float = 0.02
 
     def of(self, reference: float) -> float:
         """The margin in the metric's own unit."""
-        return self.value * abs(reference) if self.relative else self.value
+        return min(self.points, self.share * abs(reference))
 
     def __str__(self) -> str:
-        return f"{self.value:.0%} of dot's value" if self.relative else f"{self.value:g}"
+        return f"{self.points:g}, at most {self.share:.0%} of dot's value"
 
 
-_HALF, _ONE, _SHARE = Margin(0.5), Margin(1.0), Margin(0.02, relative=True)
-MARGINS = {  # ours; --margin overrides it
-    **dict.fromkeys(("bleu", "bleu1", "bleu4", "chrf"), _HALF),
-    **dict.fromkeys((*ROUGE, "meteor_no_wordnet", "meteor15_no_wordnet"), _HALF),
-    **dict.fromkeys(("bits_per_byte", "perplexity", "word_perplexity"), _SHARE),
-}
-"""Half a point where texts are compared, 2 % of dot's value for language models, else one point."""
+TEXTS, OTHERS = Margin(0.5), Margin(1.0)
+MARGINS = dict.fromkeys(
+    ("bleu", "bleu1", "bleu4", "chrf", *ROUGE, "meteor_no_wordnet", "meteor15_no_wordnet"), TEXTS
+)  # ours; --margin overrides it
+LANGUAGE_MODEL = {"bits_per_byte": 3, "perplexity": 1, "word_perplexity": 2}
+"""Metrics whose margin is BITS per byte, and the column of their statistics that they divide by."""
+IN_PERCENT = set(SCORES) - set(LANGUAGE_MODEL)
 
 
 def margin_for(metric: str) -> Margin:
-    """The default margin of a metric."""
-    return MARGINS.get(metric, _ONE)
+    """The default margin of a metric that is no language model's."""
+    return MARGINS.get(metric, OTHERS)
+
+
+def allowed(metric: str, dot: "Measured") -> float:
+    """The default margin in the metric's own unit.
+
+    A perplexity is 2^(bits per unit), so that BITS per byte are a factor of it: two language models
+    are judged alike whether their metric counts bytes, tokens or words. Where the statistics have
+    no bytes (spans that were cut out), BITS are per token.
+    """
+    reference = float(np.mean(list(dot.scores.values())))
+    if metric not in LANGUAGE_MODEL:
+        return margin_for(metric).of(reference)
+    if metric == "bits_per_byte":
+        return BITS
+    totals = sum((rows.sum(0) for rows in dot.statistics.values()), np.zeros(4))
+    per_unit = totals[3] / totals[LANGUAGE_MODEL[metric]] if totals[3] else 1.0
+    return float(reference * (2 ** (BITS * per_unit) - 1))
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,7 @@ class Measured:
     label: str
     scores: Mapping[int, float]
     statistics: Mapping[int, Statistics]
+    units: Units | None = None  # the document of each example
 
 
 @dataclass(frozen=True)
@@ -85,12 +103,14 @@ class Comparison:
 
     label: str
     difference: float
-    low: float  # of the difference, seeds and examples; examples alone below FEWEST_SEEDS
+    low: float  # of the interval that the word was read off; examples alone below FEWEST_SEEDS
     high: float
     num_seeds: int  # shared with dot
     margin: float
     word: str
-    settled_by: int | None = None  # seeds that would probably decide an undecided row
+    levels: tuple[float, float] = (LEVEL / 2, LEVEL / 2)  # errors of low and high
+    units: float = 0.0  # effective number of independent ones in the test set
+    unseen: float = 0.0  # what kinds of examples that never turned up may be worth
 
     @property
     def covers_seeds(self) -> bool:
@@ -99,16 +119,17 @@ class Comparison:
 
     @property
     def advice(self) -> str:
-        """What would settle it."""
-        if self.word not in (UNDECIDED, NOT_JUDGED):
+        """What is missing to a word."""
+        if not is_open(self.word):
             return ""
         if not self.covers_seeds:
             return f"{self.num_seeds} of {FEWEST_SEEDS} seeds"
         if self.word == NOT_JUDGED:
             return "no per-example statistics"
-        if self.settled_by is None:
-            return f"more than {MOST_SEEDS} seeds, or a larger test set"
-        return f"about {self.settled_by} seeds would probably settle it"
+        if self.unseen >= self.margin:
+            needed = self.units * self.unseen / self.margin
+            return f"too few test examples: no worse takes more than {needed:,.0f}"
+        return ""
 
 
 def judge(
@@ -118,19 +139,112 @@ def judge(
     metric: str,
     higher_is_better: bool,
     margin: float | None = None,
+    looks: Looks | None = None,
 ) -> list[Comparison]:
-    """Compare each row with dot; rows without a shared seed are left out."""
+    """Compare each row with dot at every look taken; rows without a shared seed are left out."""
     sign = 1.0 if higher_is_better else -1.0
-    reference = float(np.mean(list(dot.scores.values())))
-    allowed = margin_for(metric).of(reference) if margin is None else margin
-    shared = [(row, sorted(row.scores.keys() & dot.scores.keys())) for row in rows]
-    kept = [(row, seeds) for row, seeds in shared if seeds]
-    found = [_evidence(dot, row, seeds, SCORES[metric], sign) for row, seeds in kept]
-    words, levels = decide(found, allowed)
-    return [
-        _comparison(row.label, evidence, word, level, allowed, sign)
-        for (row, _), evidence, word, level in zip(kept, found, words, levels, strict=True)
+    size = allowed(metric, dot) if margin is None else margin
+    kept = [row for row in rows if row.scores.keys() & dot.scores.keys()]
+    every = sorted({seed for row in (dot, *kept) for seed in row.scores})
+    looks = looks or Looks.once(max(len(every), FEWEST_SEEDS))
+    found: list[list[Evidence | None]] = [
+        [_evidence(dot, row, metric, sign, every[:count]) for row in kept] for count in looks.taken
     ]
+    decisions = decide(found, size, looks) if kept else []
+    return [
+        _comparison(row.label, found, place, decision, size, sign)
+        for place, (row, decision) in enumerate(zip(kept, decisions, strict=True))
+    ]
+
+
+def judge_again(
+    dot: Measured, again: Measured, *, metric: str, higher_is_better: bool, margin: float | None
+) -> Comparison | None:
+    """The A/A row, dot under other seeds, by itself: a word but no worse voids its table.
+
+    Its seeds are others, so they are matched by their order. It has a level of its own: a sound
+    table is voided in at most 5 of 100 cases.
+    """
+    count = min(len(dot.scores), len(again.scores))
+    pair = [_renumbered(row, count) for row in (dot, again)]
+    if count < FEWEST_SEEDS:
+        return None
+    return judge(
+        pair[0], pair[1:], metric=metric, higher_is_better=higher_is_better, margin=margin
+    )[0]
+
+
+def is_void(again: Comparison | None) -> bool:
+    """Whether dot differs from itself, so that no word of the table means anything."""
+    return again is not None and again.word in (BETTER, WORSE)
+
+
+def voided(comparison: Comparison) -> Comparison:
+    """The same numbers without a word."""
+    return replace(comparison, word=VOID)
+
+
+def _renumbered(row: Measured, count: int) -> Measured:
+    seeds = dict(enumerate(sorted(row.scores)[:count]))
+    return Measured(
+        row.label,
+        {new: row.scores[old] for new, old in seeds.items()},
+        {new: row.statistics[old] for new, old in seeds.items() if old in row.statistics},
+        row.units,
+    )
+
+
+def _evidence(
+    dot: Measured, row: Measured, metric: str, sign: float, every: Sequence[int]
+) -> Evidence | None:
+    """What the shared ones of these seeds show; None where there is none."""
+    seeds = [seed for seed in every if seed in row.scores and seed in dot.scores]
+    if not seeds:
+        return None
+    scores = [sign * np.array([side.scores[seed] for seed in seeds]) for side in (row, dot)]
+    with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
+        sides = [_influences(side, metric, sign, seeds) for side in (row, dot)]
+    if sides[0].values.shape != sides[1].values.shape:
+        sides = [Influences(np.full((len(seeds), 2), np.inf), 2.0)] * 2
+    limit = 100.0 if metric in IN_PERCENT else 0.0
+    return weigh(scores[0], scores[1], sides[0], sides[1], limit=limit)
+
+
+def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) -> Influences:
+    tables = [side.statistics[seed] for seed in seeds if seed in side.statistics]
+    sizes = {len(table) for table in tables}
+    fits = side.units is None or sizes == {len(side.units)}
+    if len(tables) < len(seeds) or len(sizes) != 1 or sizes == {1} or not fits:
+        return Influences(np.full((len(seeds), 1), np.inf), 1.0)
+    found = influences(SCORES[metric], tables, side.units)
+    values: Array = sign * found.values
+    return Influences(values, found.units)
+
+
+def _comparison(
+    label: str,
+    found: Sequence[Sequence[Evidence | None]],
+    place: int,
+    decision: Decision,
+    margin: float,
+    sign: float,
+) -> Comparison:
+    seen = [row[place] for row in found[: decision.look + 1]]
+    evidence = next(one for one in reversed(seen) if one is not None)
+    low, high = sorted(sign * end for end in decision.interval(evidence))
+    levels = (decision.lower, decision.upper)
+    return Comparison(
+        label,
+        sign * evidence.gain,
+        low,
+        high,
+        evidence.seeds,
+        margin,
+        decision.word,
+        levels if sign > 0 else levels[::-1],
+        evidence.units,
+        evidence.unseen(decision.lower),
+    )
 
 
 def answer(
@@ -211,160 +325,3 @@ def _join(labels: Sequence[str]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A gain over dot (positive is better) and the variances of its mean."""
-
-    gain: float
-    seeds: int
-    seed_variance: float  # what other seeds would do, on the test set at hand
-    blocks: int
-    example_variance: float  # what other test examples would do beside that
-    fixed_variance: float = 0.0  # what other test examples would do to these very models
-
-    @property
-    def suffices(self) -> bool:
-        """Whether there is enough of it to judge by."""
-        return self.seeds >= FEWEST_SEEDS and math.isfinite(self.example_variance)
-
-    def error(self, level: float, seeds: int | None = None) -> float:
-        """How far the gain may be off at one side; with another number of seeds, probably."""
-        count = seeds or self.seeds
-        share = self.seeds / count
-        by_examples = t_quantile(level, self.blocks - 1) ** 2
-        own = max(0.0, self.fixed_variance - self.example_variance)
-        fixed = by_examples * (self.example_variance + own * share)
-        if count < FEWEST_SEEDS:
-            return math.sqrt(fixed)
-        by_seeds = t_quantile(level, count - 1) ** 2 * self.seed_variance * share
-        return math.sqrt(max(by_seeds + by_examples * self.example_variance, fixed))
-
-
-def decide(found: Sequence[Evidence], margin: float) -> tuple[list[str], list[float]]:
-    """The word for each row, and the level that the row was, or would be, decided at."""
-    can = [evidence.suffices for evidence in found]
-    against = _step_down(found, can, lambda e, error: abs(e.gain + margin) > error)
-    above = _step_down(found, can, lambda e, error: e.gain > error)
-    words = []
-    for evidence, judged, level, superior in zip(found, can, against, above, strict=True):
-        if not judged:
-            words.append(NOT_JUDGED)
-        elif superior.passed:
-            words.append(BETTER)
-        elif not level.passed:
-            words.append(UNDECIDED)
-        else:
-            words.append(NO_WORSE if evidence.gain > -margin else WORSE)
-    return words, [step.level for step in against]
-
-
-@dataclass(frozen=True)
-class _Step:
-    level: float
-    passed: bool
-
-
-def _step_down(
-    found: Sequence[Evidence],
-    can: Sequence[bool],
-    passes: Callable[[Evidence, float], bool],
-) -> list[_Step]:
-    """Holm: test at LEVEL over the rows left; those that pass leave; again until none does."""
-    levels: dict[int, float] = {}
-    left = [place for place, judged in enumerate(can) if judged]
-    while left:
-        level = LEVEL / len(left)
-        passed = [place for place in left if passes(found[place], found[place].error(level))]
-        levels |= dict.fromkeys(passed, level)
-        left = [place for place in left if place not in passed]
-        if not passed:
-            break
-    last = LEVEL / max(1, len(left))
-    return [_Step(levels.get(place, last), place in levels) for place in range(len(found))]
-
-
-def _comparison(
-    label: str, evidence: Evidence, word: str, level: float, margin: float, sign: float
-) -> Comparison:
-    error = evidence.error(LEVEL)
-    low, high = sorted(sign * (evidence.gain + side * error) for side in (-1, 1))
-    settled_by = seeds_needed(evidence, level, margin) if word == UNDECIDED else None
-    difference = sign * evidence.gain
-    return Comparison(label, difference, low, high, evidence.seeds, margin, word, settled_by)
-
-
-def seeds_needed(evidence: Evidence, level: float, margin: float) -> int | None:
-    """How many seeds decide a row if more of them look like those at hand."""
-    gap = abs(evidence.gain + margin)
-    counts = range(evidence.seeds + 1, MOST_SEEDS + 1)
-    return next((count for count in counts if evidence.error(level, count) < gap), None)
-
-
-def _evidence(
-    dot: Measured,
-    row: Measured,
-    seeds: Sequence[int],
-    score: Callable[[Total], float],
-    sign: float,
-) -> Evidence:
-    gains = sign * np.array([row.scores[seed] - dot.scores[seed] for seed in seeds])
-    pairs = [(row.statistics.get(seed), dot.statistics.get(seed)) for seed in seeds]
-    with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
-        influences = [
-            sign * (jackknife(score, mine) - jackknife(score, other))
-            for mine, other in pairs
-            if mine is not None and other is not None and len(mine) == len(other) > 1
-        ]
-    complete = len(influences) == len(seeds)
-    table = np.array(influences) if complete else np.full((len(seeds), 2), np.inf)
-    return weigh(gains, table)
-
-
-def weigh(gains: Array, influences: Array) -> Evidence:
-    """Gains (seeds,) and what each block of examples does to them (seeds, blocks), as evidence."""
-    seeds, blocks = influences.shape
-    gain = float(gains.mean())
-    if not (np.isfinite(influences).all() and np.isfinite(gains).all()):
-        return Evidence(gain, seeds, math.inf, 2, math.inf, math.inf)
-    fixed = float(influences.mean(0).var(ddof=1)) / blocks
-    if seeds < FEWEST_SEEDS:
-        return Evidence(gain, seeds, math.inf, blocks, fixed, fixed)
-    alone = float(influences.var(1, ddof=1).mean()) / blocks
-    seen_by_seeds = (alone - fixed) / (seeds - 1)
-    spread = float(gains.var(ddof=1)) / seeds
-    return Evidence(gain, seeds, spread, blocks, max(0.0, fixed - seen_by_seeds), fixed)
-
-
-def jackknife(score: Callable[[Total], float], statistics: Statistics) -> Array:
-    """What each block of neighbouring examples does to the score; the mean is about zero."""
-    count = min(len(statistics), MAX_BLOCKS)
-    starts = np.arange(count) * len(statistics) // count
-    sums = np.add.reduceat(np.asarray(statistics, dtype=np.float64), starts, axis=0)
-    total = sums.sum(0)
-    whole = score(total)
-    without = np.array([score(total - block) for block in sums])
-    return np.asarray((count - 1) * (whole - without))
-
-
-@cache
-def t_quantile(level: float, freedom: int) -> float:
-    """The value that Student's t with whole degrees of freedom exceeds with probability level."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):
-        angle = (low + high) / 2
-        low, high = (angle, high) if (1 - _between(angle, freedom)) / 2 > level else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _between(angle: float, freedom: int) -> float:
-    """P(|t| < tan(angle) sqrt(freedom)), the finite sum for whole degrees of freedom."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine**2 * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -1,0 +1,209 @@
+"""The error rate of the whole verdict: made-up studies, judged by the code that judges real ones.
+
+    python tests/simulation.py --studies 4000      # the tables of docs/verdict.md
+
+A study has one dot and some rows of one true gain. At the margin every word but undecided counts as
+wrong (no worse, better and worse alike); at equality better and worse do.
+"""
+
+import argparse
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from synthesizer.study.evidence import Influences, effective_units, weigh
+from synthesizer.study.sequential import (
+    BETTER,
+    NO_WORSE,
+    PLANNED,
+    WORSE,
+    Looks,
+    decide,
+    is_open,
+)
+
+MARGIN = 1.0
+NORMAL, HEAVY = "normal", "heavy tails"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where the differences of a study come from."""
+
+    row_seed: float = 0.0  # spread of a row's seeds
+    dot_seed: float = 0.0
+    example: float = 0.0  # of an example's own difference between two rows
+    both: float = 0.0  # of an example under one seed
+    examples: int = 100
+    tails: str = NORMAL
+    documents: tuple[int, ...] = ()  # examples of each, which share half of their variance
+    failing: float = 0.0  # share of a row's seeds that fail, losing FALL margins
+
+
+FALL = 20
+
+SIZES = tuple(int(size) for size in np.exp(np.random.default_rng(0).normal(2, 1.0, 23)) + 1)
+NOISES = {
+    "seeds": Noise(0.3, 0.3, examples=2),
+    "seeds, dot's spread a tenth": Noise(0.3, 0.03, examples=2),
+    "seeds, rows' spread a tenth": Noise(0.03, 0.3, examples=2),
+    "seeds, heavy tails (t, 3 degrees)": Noise(0.3, 0.3, examples=2, tails=HEAVY),
+    "examples": Noise(example=3.0),
+    "30 examples": Noise(example=1.5, examples=30),
+    "30 examples, heavy tails": Noise(example=1.5, examples=30, tails=HEAVY),
+    "examples that one seed gets right and another wrong": Noise(both=5.0),
+    "all three": Noise(0.2, 0.2, 1.5, 1.5, 30),
+    "23 documents, one with a third of the text": Noise(
+        0.1, 0.1, 1.5, 1.0, documents=(154, *[14] * 22)
+    ),
+    "23 documents of uneven size": Noise(0.1, 0.1, 1.5, 1.0, documents=SIZES),
+    "300 documents": Noise(0.1, 0.1, 6.0, 1.0, documents=(7,) * 300),
+}
+NARROW = {  # noise far above the margin: where better and worse are both near
+    "seeds five margins wide": Noise(5.0, 5.0, examples=2),
+    "examples, five margins wide": Noise(example=50.0),
+}
+BIMODAL = {
+    f"{rate:.0%} of a row's seeds fail": Noise(0.05, 0.05, examples=2, failing=rate)
+    for rate in (0.05, 0.1, 0.2, 0.5)
+}
+
+
+def draw(rng, noise, rows, seeds, gain):
+    """Evidence of each row of one study, at each number of seeds in `seeds`."""
+    most, examples = max(seeds), sum(noise.documents) or noise.examples
+    normal = partial(_heavy, rng) if noise.tails == HEAVY else partial(rng.normal, 0.0, 1.0)
+    units = np.repeat(np.arange(len(noise.documents)), noise.documents) if noise.documents else None
+
+    def table(level, spread, example):
+        values = level + normal((most, 1)) * spread + np.zeros((1, examples))
+        if example:
+            own = normal(examples)
+            if units is not None:
+                own = np.sqrt(0.5) * (own + normal(len(noise.documents))[units])
+            values = values + own * example
+        return values + normal((most, examples)) * noise.both if noise.both else values
+
+    dot = table(0.0, noise.dot_seed, 0.0)
+    found = []
+    for _ in range(rows):
+        lost = FALL * MARGIN * (rng.random((most, 1)) < noise.failing)
+        mean_lost = FALL * MARGIN * noise.failing
+        found.append(table(gain + mean_lost, noise.row_seed, noise.example) - lost)
+    return [[_weigh(row[:n], dot[:n], units) for row in found] for n in seeds]
+
+
+def _heavy(rng, shape):
+    """Student's t with 3 degrees of freedom, scaled to variance one."""
+    return rng.standard_t(3, shape) / np.sqrt(3)
+
+
+def _weigh(row, dot, units):
+    """The jackknife of a mean, in closed form; a test holds it against jackknife()."""
+    scores = row.mean(1), dot.mean(1)
+    sizes = np.bincount(units) if units is not None else np.ones(row.shape[1])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)
+    rest = sizes.sum() - sizes
+    sides = []
+    for values, whole in zip((row, dot), scores, strict=True):
+        sums = np.add.reduceat(values, starts, axis=1)
+        without = (whole[:, None] * sizes.sum() - sums) / rest
+        effect = (len(sizes) - 1) * (whole[:, None] - without)
+        sides.append(Influences(effect, effective_units(row.shape[1], units)))
+    return weigh(*scores, *sides)
+
+
+def draw_binary(rng, examples, rows, seeds, rate):
+    """Dot answers all examples right; a row fails on a kind of example that is `rate` of all."""
+    ones = Influences(np.zeros((seeds, examples)), examples)
+    found = []
+    for _ in range(rows):
+        right = 100.0 * (rng.random(examples) >= rate)
+        values = np.tile(right, (seeds, 1))
+        mine = Influences(values - values.mean(1, keepdims=True), examples)
+        full = np.full(seeds, 100.0)
+        found.append(weigh(values.mean(1), full, mine, ones, limit=100.0))
+    return [found]
+
+
+def simulate(make, studies, looks=None, *, seed=0):
+    """The words of so many studies; with looks, each is stopped as `next_look` would."""
+    rng = np.random.default_rng(seed)
+    return [[one.word for one in decide(make(rng), MARGIN, looks)] for _ in range(studies)]
+
+
+def rate_wrong(words, wrong):
+    """The share of studies with any wrong word."""
+    return float(np.mean([any(word in wrong for word in row) for row in words]))
+
+
+AT_MARGIN, AT_EQUALITY = (BETTER, NO_WORSE, WORSE), (BETTER, WORSE)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of studies with any wrong word at the margin and at equality, and of equal rows decided."""
+
+    margin: float
+    equality: float
+    decided: float
+
+
+def family_wise(noise, *, rows, studies, seed=0):
+    """Rates with the seeds of each planned look fixed before, and with all looks in turn."""
+    rng, words = np.random.default_rng(seed), {}
+    for _ in range(studies):
+        at_margin = draw(rng, noise, rows, PLANNED, -MARGIN)
+        equal = [[replace(one, gain=one.gain + MARGIN) for one in row] for row in at_margin]
+        for truth, found in (("margin", at_margin), ("equality", equal)):
+            for count, evidence in zip(PLANNED, found, strict=True):
+                once = decide([evidence], MARGIN, Looks.once(count))
+                words.setdefault((count, truth), []).append([one.word for one in once])
+            looked = decide(found, MARGIN, Looks(PLANNED, PLANNED))
+            words.setdefault(("looks", truth), []).append([one.word for one in looked])
+    return {
+        count: Rates(
+            rate_wrong(words[count, "margin"], AT_MARGIN),
+            rate_wrong(words[count, "equality"], AT_EQUALITY),
+            float(np.mean([not is_open(w) for row in words[count, "equality"] for w in row])),
+        )
+        for count in (*PLANNED, "looks")
+    }
+
+
+def binary(examples, *, rows, seeds, studies, seed=0):
+    """How often any row is wrongly called no worse that fails on just the margin's share."""
+    words = simulate(
+        lambda rng: draw_binary(rng, examples, rows, seeds, MARGIN / 100), studies, seed=seed
+    )
+    return rate_wrong(words, (NO_WORSE, BETTER))
+
+
+def percent(value):
+    """As the tables print it."""
+    return f"{100 * value:.1f}"
+
+
+def main():
+    """Print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--studies", type=int, default=4000)
+    parser.add_argument("--rows", type=int, default=10)
+    asked = parser.parse_args()
+    print("| noise | 3 seeds | 5 seeds | 8 seeds | 12 seeds | looks at 3, 5, 8, 12 |")
+    print("|---|---|---|---|---|---|")
+    for name, noise in (NOISES | NARROW | BIMODAL).items():
+        found = family_wise(noise, rows=asked.rows, studies=asked.studies).values()
+        cells = [" / ".join(map(percent, astuple(rates))) for rates in found]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    print("\n| test examples | any wrong no worse, 1 row | 10 rows |\n|---|---|---|")
+    for examples in (20, 100, 300, 600, 1000, 3000):
+        rates = [
+            binary(examples, rows=rows, seeds=3, studies=asked.studies) for rows in (1, asked.rows)
+        ]
+        print(f"| {examples} | {' | '.join(percent(rate) for rate in rates)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
