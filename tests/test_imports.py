@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "tasks": {"experiment", "data", "metrics"},
     "training": {"attention", "models", "experiment", "data", "metrics", "tasks"},
     "study": {"models", "experiment", "data", "metrics", "tasks", "training"},
-    "report": {"experiment", "metrics", "study.verdict"},
+    "report": {"experiment", "metrics", "study.verdict", "study.sequential", "study.evidence"},
     "benchmark": {"attention", "models", "training.meter", "report"},
 }
 NO_TORCH = {"errors", "sizes", "spec", "experiment", "metrics", "report", "cli"}

@@ -18,6 +18,7 @@ from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
 from synthesizer.report.page import Section, page
 from synthesizer.report.plots import pareto
+from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
 from synthesizer.report.tables import cells
 from synthesizer.report.write import summarize_all, write_report
@@ -39,8 +40,10 @@ def attention(rng, *, mixture, layers=2, heads=3, length=7):
     return arrays
 
 
-def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=()):
-    """A run whose model got a share of 200 test examples right."""
+def make_run(
+    path, spec, seed, share, *, recipe="shift", finished=True, sets=(), commit="0123abc" * 6
+):
+    """A run whose model got a share of 2,000 test examples right."""
     path.mkdir(parents=True)
     loaded = load_recipe(recipe, synthesis=spec, overrides=[f"seed={seed}", *sets])
     (path / "recipe.toml").write_text(dump(loaded))
@@ -51,7 +54,7 @@ def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=())
     if not finished:
         return path
     rng = np.random.default_rng(seed)
-    rows = np.column_stack([rng.permutation(np.arange(200) < share * 200), np.ones(200)])
+    rows = np.column_stack([rng.permutation(np.arange(2000) < share * 2000), np.ones(2000)])
     np.savez(path / "statistics.npz", token_accuracy=rows)
     if spec != "none":
         np.savez(path / "attention.npz", **attention(rng, mixture="+" in spec))
@@ -75,7 +78,7 @@ def make_run(path, spec, seed, share, *, recipe="shift", finished=True, sets=())
         "sharpness": {} if spec == "none" else {"decoder": 0.5},
         "steps_per_token": {"decoder": 1.75} if spec == "dense" else None,
         "data": {"origin": "built-in shift", "bigram": {"validation": 1.0, "test": 12.345}},
-        "commit": "0123abc" * 6,
+        "commit": commit,
         "versions": {"synthesizer": "0.1.0", "torch": "2.13.0"},
     }
     (path / "result.json").write_text(json.dumps(result))
@@ -451,3 +454,47 @@ def test_another_tool_can_wrap_its_sections():
 def test_every_main_metric_can_be_judged():
     mains = ("bleu", "bleu4", "rougeL", "perplexity", "bits_per_byte", "accuracy", "token_accuracy")
     assert set(mains) <= set(SCORES)
+
+
+def made(home, rows, **facts):
+    """A study of rows (label, spec, seeds, share), and what its report says."""
+    listed = []
+    for number, (label, spec, seeds, share) in enumerate(rows):
+        runs = [f"{number}/seed{seed}" for seed in seeds]
+        for seed, run in zip(seeds, runs, strict=True):
+            make_run(home / run, spec, seed, share, commit=facts.get("commits", {}).get(seed, "c"))
+        listed.append({"label": label, "spec": spec, "runs": runs})
+    (home / "study.json").write_text(json.dumps({"rows": listed, "recipe": "shift", **facts}))
+    (summary,) = summarize_all([home])
+    return summary, "\n".join(notes(summary))
+
+
+def test_dot_that_differs_from_itself_voids_the_table(tmp_path):
+    rows = [("dot", "dot", (1, 2, 3), 0.9), ("random", "random", (1, 2, 3), 0.9)]
+    again = ("dot, other seeds", "dot", (11, 12, 13), 0.5)
+    summary, told = made(tmp_path / "void", [*rows, again])
+    assert summary.lines[1].comparison.word == "void"
+    assert "A/A check" in summary.answer
+    assert "THE TABLE IS VOID: dot under other seeds is called worse than dot (-40.00)" in told
+    summary, told = made(tmp_path / "sound", [*rows, (*again[:3], 0.9)])
+    assert summary.lines[1].comparison.word == "no worse"
+    assert "against dot (+0.00), as it should be." in told
+    assert "A/A check: none" in made(tmp_path / "none", rows)[1]
+
+
+def test_a_reader_learns_what_to_distrust(tmp_path):
+    rows = [("dot", "dot", (1, 2, 3), 0.1), ("random", "random", (1, 2, 3), 0.09)]
+    looks = {"planned": [3, 5], "taken": [3]}
+    summary, told = made(tmp_path, rows, commits={3: "other"}, looks=looks)
+    assert "NO ROW BEATS WHAT NEEDS NO NETWORK: an interpolated bigram model of train has" in told
+    assert "The runs come from 2 commits (c, other); no seed was run again" in told
+    assert "up to 63% of all seeds still may" in told
+    assert "Looks were planned at 3, 5 seeds and taken at 3" in told
+    assert "each of the 2,000 counts as independent" in told
+    for run in summary.study.runs:
+        stored = dict(np.load(run.path / "statistics.npz"))
+        np.savez(run.path / "statistics.npz", **stored, documents=np.arange(2000) // 100)
+    (summary,) = summarize_all([tmp_path])
+    told = "\n".join(notes(summary))
+    assert "FEW TEST DOCUMENTS: the test set is worth 20.0 independent ones, fewer than 30" in told
+    assert "counts as independent" not in told

@@ -60,6 +60,7 @@ from synthesizer.metrics.meteor import (
     meteor_no_wordnet_statistics,
 )
 from synthesizer.metrics.per_example import (
+    DOCUMENTS,
     Statistics,
     Total,
     mean_statistics,
@@ -70,6 +71,7 @@ from synthesizer.metrics.scores import SCORES, score
 from synthesizer.metrics.tokens import Reference, words
 
 __all__ = [
+    "DOCUMENTS",
     "EMBEDDING",
     "GLUE",
     "NO_LABEL",

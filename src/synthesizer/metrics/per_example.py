@@ -15,6 +15,8 @@ from synthesizer.errors import UserError
 Statistics = NDArray[Any]  # (examples, columns)
 Total = NDArray[Any]  # (columns,), the sum over examples
 
+DOCUMENTS = "documents"  # in statistics.npz: (examples,), which examples belong to one document
+
 
 def mean_statistics(scores: Sequence[float]) -> Statistics:
     """Columns (score, 1): a score that is averaged over examples."""

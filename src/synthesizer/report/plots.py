@@ -23,7 +23,7 @@ from synthesizer.report.style import (
     to_svg,
 )
 from synthesizer.report.summary import Line, Summary
-from synthesizer.study.verdict import BETTER, NO_WORSE, WORSE
+from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
 

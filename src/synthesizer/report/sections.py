@@ -21,18 +21,12 @@ from synthesizer.report.page import (
 )
 from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
+from synthesizer.report.reliability import floors, reliability
 from synthesizer.report.summary import Summary
 from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
-from synthesizer.study.verdict import FEWEST_SEEDS, LEVEL
 
 MOST_SAMPLES = 3
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
-WITHOUT_A_NETWORK = {
-    "dictionary": "a word-by-word dictionary counted from train",
-    "bigram": "an interpolated bigram model of train",
-    "majority": "the commonest label of train",
-}
-"""What a task measures on its data beside the networks, by the key of its report."""
 
 
 def lead(summary: Summary) -> str:
@@ -76,11 +70,7 @@ def notes(summary: Summary) -> list[str]:
     """What a reader must know to read the table."""
     facts = summary.study.facts
     said = [
-        f"Differences are row minus dot over shared seeds. The interval has both seeds and test "
-        f"examples in it, and each of its ends is passed with a chance of {LEVEL:.0%}; verdicts "
-        f"are corrected over the rows (Holm), so that the chance of any wrong one is {LEVEL:.0%}. "
-        f"No worse: less than the margin ({summary.margin}) below dot. "
-        f"Fewer than {FEWEST_SEEDS} seeds get no verdict.",
+        *reliability(summary),
     ]
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
@@ -104,13 +94,10 @@ def notes(summary: Summary) -> list[str]:
 
 def _without_a_network(summary: Summary) -> list[str]:
     """What can be had without a network, as the runs report it of their data."""
-    results = [run.result for run in summary.finished if run.result]
-    data = results[0].get("data", {}) if results else {}
     return [
-        f"Without any network, {words} has {data[name]['test']:.{summary.digits}f} "
+        f"Without any network, {words} has {value:.{summary.digits}f} "
         f"({summary.metric_name}) on the same examples."
-        for name, words in WITHOUT_A_NETWORK.items()
-        if name in data
+        for words, value in floors(summary).items()
     ]
 
 
@@ -141,7 +128,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
 
 def _forest_caption(summary: Summary) -> str:
     bars = (
-        f"Bars: one-sided {1 - LEVEL:.0%} bounds over seeds and examples"
+        "Bars: the intervals that the words are read off, over seeds and examples"
         if any(line.comparison and line.comparison.covers_seeds for line in summary.lines)
         else "Dashed bars: test examples alone, as there are too few seeds to know theirs"
     )

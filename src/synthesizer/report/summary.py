@@ -7,10 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from synthesizer.metrics import SCORES
+from synthesizer.metrics import DOCUMENTS, SCORES
 from synthesizer.report.load import Record, Row, Study
 from synthesizer.spec import NONE
-from synthesizer.study.verdict import Comparison, Measured, answer, judge, margin_for
+from synthesizer.study.sequential import Looks
+from synthesizer.study.verdict import (
+    BITS,
+    LANGUAGE_MODEL,
+    Comparison,
+    Measured,
+    allowed,
+    answer,
+    is_void,
+    judge,
+    judge_again,
+    voided,
+)
 
 METRICS = {  # as papers write them; others are written with spaces
     "bleu": "BLEU",
@@ -23,6 +35,7 @@ METRICS = {  # as papers write them; others are written with spaces
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 DOT = "dot"
+AGAIN = "dot, other seeds"  # the label of the A/A row
 MOST_DRAWN = 16  # rows in a plot; the others stay in the table
 UNIVERSAL = "universal"  # as compare labels it
 
@@ -79,6 +92,9 @@ class Summary:
     lines: tuple[Line, ...]
     margin: str
     answer: str
+    again: Comparison | None = None  # dot under other seeds, against dot
+    looks: Looks | None = None
+    has_documents: bool = False  # whether the records say which test examples belong together
 
     @property
     def question(self) -> str:
@@ -127,17 +143,24 @@ def summarize(study: Study) -> Summary:
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
     plain = next((row for row in study.rows if row.spec == DOT), None)  # others are its controls
     dot = plain if plain is not None and plain.finished else None
+    looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
     compared: dict[str, Comparison] = {}
+    again: Comparison | None = None
+    margin, measured = "", None
     if dot is not None and metric in SCORES:
-        others = [_measured(row, metric) for row in study.rows if row is not dot and row.finished]
-        found = judge(
-            _measured(dot, metric),
-            others,
-            metric=metric,
-            higher_is_better=higher,
-            margin=study.margin,
-        )
-        compared = {comparison.label: comparison for comparison in found}
+        measured = _measured(dot, metric)
+        asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher}
+        asked["margin"] = study.margin
+        trained = [row for row in study.rows if row is not dot and row.finished]
+        others = [_measured(row, metric) for row in trained if row.label != AGAIN]
+        found = judge(measured, others, **asked, looks=looks)
+        for row in trained:
+            if row.label == AGAIN:
+                again = judge_again(measured, _measured(row, metric), **asked)
+        kept = [voided(c) for c in found] if is_void(again) else found
+        compared = {comparison.label: comparison for comparison in kept}
+        size = allowed(metric, measured) if study.margin is None else study.margin
+        margin = _margin_text(metric, size)
     base = _cost(dot) if dot is not None else dict.fromkeys(COSTS)
     ordered = sorted(study.rows, key=lambda row: row is not plain)
     lines = [
@@ -145,10 +168,10 @@ def summarize(study: Study) -> Summary:
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
-    margin = _margin_text(metric, study.margin)
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
     said = answer(study.name, specs, margin, higher_is_better=higher)
-    return Summary(study, metric, higher, tuple(lines), margin, said)
+    documents = measured is not None and measured.units is not None
+    return Summary(study, metric, higher, tuple(lines), margin, said, again, looks, documents)
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
@@ -201,9 +224,10 @@ def _line(
 
 
 def _measured(row: Row, metric: str) -> Measured:
-    found = {run.seed: run.arrays("statistics.npz").get(metric) for run in row.finished}
-    statistics = {seed: rows for seed, rows in found.items() if rows is not None}
-    return Measured(row.label, _scores(row, metric), statistics)
+    stored = {run.seed: run.arrays("statistics.npz") for run in row.finished}
+    statistics = {seed: found[metric] for seed, found in stored.items() if metric in found}
+    units = next((found[DOCUMENTS] for found in stored.values() if DOCUMENTS in found), None)
+    return Measured(row.label, _scores(row, metric), statistics, units)
 
 
 def _scores(row: Row, metric: str) -> dict[int, float]:
@@ -234,15 +258,11 @@ def _ratio(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
 
 
-def _margin_text(metric: str, margin: float | None) -> str:
-    if not metric:
-        return ""
-    default = margin_for(metric)
-    if margin is None and default.relative:
-        return f"{default}"
-    size = margin if margin is not None else default.value
+def _margin_text(metric: str, size: float) -> str:
     name = METRICS.get(metric, metric.replace("_", " "))
+    if metric in LANGUAGE_MODEL and metric != "bits_per_byte":
+        return f"{size:.3g} {name}, {BITS:g} bits per byte"
     share = name.removesuffix(", %")
     if share == name:
-        return f"{size:g} {name}"
-    return f"{size:g} {'point' if size == 1 else 'points'} of {share}"
+        return f"{size:.3g} {name}"
+    return f"{size:.3g} {'point' if size == 1 else 'points'} of {share}"

@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import fill
 
+from synthesizer.report.reliability import worst
 from synthesizer.report.summary import Line, Summary
-from synthesizer.study.verdict import NOT_JUDGED
+from synthesizer.study.sequential import NOT_JUDGED
 from synthesizer.untrusted import printable
 
 MISSING = "\N{EN DASH}"
@@ -71,14 +73,21 @@ def columns(summary: Summary) -> list[Column]:
         "difference": _found("difference"),
         "low": lambda line: _end(line, "low"),
         "high": lambda line: _end(line, "high"),
+        "low_level": lambda line: line.comparison.levels[0] if line.comparison else None,
+        "high_level": lambda line: line.comparison.levels[1] if line.comparison else None,
         "margin": _found("margin"),
     }
-    verdict = {"verdict": _found("word"), "settled_by": _found("settled_by")}
+    worst_seed = partial(worst, higher_is_better=summary.higher_is_better)
     name = summary.metric_name
     return [
         Column(f"{name}{spread}", lambda line: _mean_sd(line, digits), score, name),
+        Column(
+            "worst seed",
+            lambda line: _number(worst_seed(line), digits),
+            {"worst_seed": worst_seed},
+        ),
         Column("difference from dot", lambda line: _difference(line, digits), difference, "vs dot"),
-        Column("verdict", _verdict, verdict, "verdict", _short_verdict),
+        Column("verdict", _verdict, {"verdict": _found("word")}, "verdict", _short_verdict),
         _costs("parameters", "parameters", big, "params"),
         _costs("FLOPs per token", "flops", big),
         _speeds("training"),

@@ -257,6 +257,8 @@ def answer(
     """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
     if not compared:
         return f"No verdict: there is no finished pair of dot and another row on {subject}."
+    if any(comparison.word == VOID for _, comparison in compared):
+        return f"No verdict on {subject}: dot differs from itself under other seeds (A/A check)."
     kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
     alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
     if all(comparison.word == NOT_JUDGED for _, comparison in compared):
@@ -278,7 +280,9 @@ def answer(
         sentence = f"Yes: on {subject} {every} worse"
     elif alone:
         open_rows = _labels(alone, UNDECIDED, NOT_JUDGED)
-        sentence = f"Undecided: on {subject} more seeds are needed for {_join(open_rows)}"
+        sentence = (
+            f"Undecided: on {subject} more seeds or test examples are needed for {_join(open_rows)}"
+        )
     else:
         sentence = f"No verdict on {subject}: no row does without dot product"
     mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)

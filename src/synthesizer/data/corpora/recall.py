@@ -26,5 +26,5 @@ def splits(seed: int = 0, *, bindings: int = 12, questions: int = 24, **sizes: i
         return {"input": " ".join(bound + asked), "target": " ".join(["_"] * bindings + answers)}
 
     return draw_splits(
-        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 500} | sizes
+        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 1_000} | sizes
     )

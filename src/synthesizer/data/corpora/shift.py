@@ -20,5 +20,5 @@ def splits(seed: int = 0, *, length: int = 32, distance: int = 3, **sizes: int) 
         return {"input": " ".join(tokens), "target": " ".join(target)}
 
     return draw_splits(
-        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 500} | sizes
+        draw, "input", seed, {"train": 8_000, "validation": 500, "test": 1_000} | sizes
     )
