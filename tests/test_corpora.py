@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from synthesizer.data.corpora import listops, python_docs
@@ -88,6 +89,21 @@ def test_python_docs_keeps_two_held_out_shares(made):
     }
     assert size["train"] > 5 * (size["validation"] + size["test"])
     assert min(size["validation"], size["test"]) > 50_000
+
+
+def test_python_docs_holds_out_hundreds_of_documents_none_of_which_dominates(made):
+    sizes = np.array([len(row["text"]) for row in made["python-docs"]["test"]])
+    assert len(sizes) > 300
+    assert sizes.max() < 0.1 * sizes.sum()
+    assert sizes.sum() ** 2 / (sizes**2).sum() > 60
+    assert sum(map(len, python_docs._sections("a\n\n b\n\nc"))) == len("a\n\n b\n\nc")
+
+
+def test_a_topic_is_cut_at_the_margin_and_loses_nothing():
+    text = "\n\n".join(["x" * 999, "   y" * 100, "z", "w"])
+    first, second = python_docs._sections(text)
+    assert f"{first}\n\n{second}" == text
+    assert second == "z\n\nw"
 
 
 def test_python_docs_without_sources_says_what_is_missing(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.tasks import Outputs, build_task, prompt
 from synthesizer.tasks.dialogue import TURN
+from synthesizer.tasks.pairs import conversations
 
 SPLITS = ("train", "validation", "test")
 
@@ -402,3 +403,23 @@ def test_the_shift_probe_asks_for_the_token_three_back():
     same(next(task.train_batches(7)), first(task, 8)[7])
     with pytest.raises(UserError, match=r"model.max_len must be the number of its tokens and one"):
         build_task(load_recipe("shift", overrides=["model.max_len=32"]))
+
+
+def test_every_window_has_the_document_that_most_of_it_lies_in(book):
+    for name in ("language_modeling", "span_corruption"):
+        task = build_task(book(name))
+        stream, windows = task.split("test")
+        found = task.score("test", outputs(task, "test")).statistics["documents"]
+        assert len(found) == len(windows)
+        ends = [i for i, token in enumerate(stream) if token == task.tokenizer.eos_token_id][1:]
+        owners = [sum(end < i for end in ends) for i in range(1, len(stream))]
+        for place, document in enumerate(found):
+            mine = owners[place * task._stride : (place + 1) * task._stride]
+            assert mine.count(document) == max(map(mine.count, mine))
+        assert len(set(found)) > 2
+
+
+def test_replies_of_one_conversation_are_one_document():
+    sources = ["a", f"a{TURN}b", f"a{TURN}b{TURN}c", "a", "ab"]
+    assert conversations(sources, TURN).tolist() == [0, 0, 0, 1, 2]
+    assert conversations(sources, None).tolist() == [0, 1, 2, 3, 4]

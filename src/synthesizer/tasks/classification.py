@@ -16,6 +16,7 @@ from synthesizer.data.sources import SPLITS, Row, Source
 from synthesizer.data.tokenizer import CLS, Template, train_tokenizer
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
+    DOCUMENTS,
     accuracy_statistics,
     confusion_statistics,
     macro_f1_from_statistics,
@@ -56,7 +57,8 @@ class Classification(ListTask):
             {"source": text, "reference": self._labels[target], "output": self._labels[prediction]}
             for text, target, prediction in shown
         ][: self._recipe.evaluate.samples]
-        return Scores(metrics, {}, {"accuracy": accuracy}, samples)
+        statistics = {"accuracy": accuracy, DOCUMENTS: np.arange(len(targets))}
+        return Scores(metrics, {}, statistics, samples)
 
     def _batch(self, split: str, lists: list[list[Array]], indices: Array) -> Batch:
         labels = self._arrays[f"{split}.labels"][indices]

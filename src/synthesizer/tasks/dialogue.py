@@ -41,6 +41,7 @@ def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
         read=_read,
         keep_end=True,
         needs_vectors=True,
+        turn=TURN,
     )
     return Pairs(recipe, tokenizer_dir, form)
 

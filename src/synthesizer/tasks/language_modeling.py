@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from synthesizer.data.batch import Batch, window, window_batch
 from synthesizer.data.tokenizer import EOS, Template
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.metrics import language_model_statistics, score
+from synthesizer.metrics import DOCUMENTS, language_model_statistics, score
 from synthesizer.tasks.stream import StreamTask
 from synthesizer.tasks.task import Outputs, Scores
 
@@ -34,7 +34,8 @@ class LanguageModeling(StreamTask):
         )
         names = ("perplexity", "word_perplexity", "bits_per_byte")
         metrics = {name: score(name, rows) for name in names}
-        return Scores({**metrics, "loss": outputs.loss}, {}, {self.main_metric: rows})
+        statistics = {self.main_metric: rows, DOCUMENTS: self.documents(split)}
+        return Scores({**metrics, "loss": outputs.loss}, {}, statistics)
 
     def _spelled(self, split: str) -> tuple[list[int], list[int]]:
         """Words and bytes that the targets of each window spell."""

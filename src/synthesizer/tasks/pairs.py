@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit
 from synthesizer.data.sources import SPLITS, Row, Source
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.metrics import score, train_vectors
+from synthesizer.metrics import DOCUMENTS, score, train_vectors
 from synthesizer.tasks.task import SHOWN, Built, ListTask, Outputs, Scores
 
 Array = NDArray[Any]
@@ -47,6 +48,7 @@ class Form:
     dictionary: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
     keep_end: bool = False  # of a source that is too long
     needs_vectors: bool = False
+    turn: str | None = None  # what joins the turns of a conversation
 
 
 class PairTask(ListTask):
@@ -79,7 +81,9 @@ class Pairs(PairTask):
         shown = zip(self._meta["sources"][split], references, texts, strict=False)
         samples = [dict(zip(("source", "reference", "output"), s, strict=True)) for s in shown]
         samples = samples[: self._recipe.evaluate.samples]
-        return Scores(metrics, judgement.signatures, judgement.statistics, samples)
+        documents = self._arrays[f"{split}.documents"][: len(references)]
+        statistics = {**judgement.statistics, DOCUMENTS: documents}
+        return Scores(metrics, judgement.signatures, statistics, samples)
 
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe, form, prefix = self._recipe, self._form, self._recipe.data.prefix
@@ -98,6 +102,7 @@ class Pairs(PairTask):
             lists, kept = fitter.encode(split, examples.split(split))
             self._store(arrays, split, lists)
             if split != "train":
+                arrays[f"{split}.documents"] = conversations([*kept.column(0)], form.turn)
                 meta["references"][split] = [*kept.column(1)]
                 meta["sources"][split] = [*kept.column(0)][:SHOWN]
             elif form.needs_vectors:
@@ -119,6 +124,13 @@ class Pairs(PairTask):
             rows = self._form.judge(translate(train, sources), references, {}).statistics[metric]
             found[split] = score(metric, rows)
         return found
+
+
+def conversations(sources: list[str], turn: str | None) -> Array:
+    """A number per example; one whose source goes on from the one before shares its number."""
+    pairs = pairwise(sources)
+    goes_on = [turn is not None and source.startswith(last + turn) for last, source in pairs]
+    return np.cumsum([0, *(not same for same in goes_on)])
 
 
 def pair_limits(recipe: Recipe, *, keep_end: bool = False) -> list[Limit]:

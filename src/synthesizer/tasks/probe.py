@@ -13,7 +13,7 @@ from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit
 from synthesizer.data.sources import SPLITS, Row, Source
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.metrics import score
+from synthesizer.metrics import DOCUMENTS, score
 from synthesizer.tasks.task import Built, ListTask, Outputs, Scores, load_ragged, store_ragged
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ class Probe(ListTask):
         """The share of scored positions that were answered right."""
         rows = np.column_stack([outputs.correct, outputs.counts]).astype(np.float64)
         metrics = {"token_accuracy": score("token_accuracy", rows), "loss": outputs.loss}
-        return Scores(metrics, {}, {"token_accuracy": rows})
+        return Scores(metrics, {}, {"token_accuracy": rows, DOCUMENTS: np.arange(len(rows))})
 
     def _batch(self, split: str, lists: list[list[Array]], indices: Array) -> Batch:
         targets = load_ragged(self._arrays, f"{split}.target")

@@ -17,7 +17,7 @@ from synthesizer.data.batch import (
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, sentinel
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.metrics import language_model_statistics, score
+from synthesizer.metrics import DOCUMENTS, language_model_statistics, score
 from synthesizer.tasks.stream import StreamTask
 from synthesizer.tasks.task import Outputs, Scores
 
@@ -47,7 +47,7 @@ class SpanCorruption(StreamTask):
         )
         metrics = {"perplexity": score("perplexity", rows), "loss": outputs.loss}
         metrics["token_accuracy"] = float(100 * outputs.correct.sum() / outputs.counts.sum())
-        return Scores(metrics, {}, {"perplexity": rows})
+        return Scores(metrics, {}, {"perplexity": rows, DOCUMENTS: self.documents(split)})
 
     def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
         draw = _HELD_OUT if epoch is None else (self._recipe.seed + 1, epoch)

@@ -73,6 +73,14 @@ class StreamTask(Task):
         stream = self._arrays[split]
         return stream, np.arange(num_windows(len(stream), self._stride))[: self._limit(split)]
 
+    def documents(self, split: str) -> Array:
+        """The document of each window: the one that most of its targets belong to."""
+        stream, windows = self.split(split)
+        ends = np.flatnonzero(stream == self.tokenizer.eos_token_id)[1:]
+        owners = np.searchsorted(ends, np.arange(1, len(stream)))  # of every target
+        pieces = [owners[i * self._stride : (i + 1) * self._stride] for i in windows]
+        return np.array([piece[0] + np.bincount(piece - piece[0]).argmax() for piece in pieces])
+
     def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
         """The batch of some windows; the epoch is None where every run must see the same."""
         raise NotImplementedError

@@ -44,7 +44,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Scores:
-    """A split's metrics, and per example what recomputes the main one."""
+    """A split's metrics, and per example what recomputes the main one and its document's number."""
 
     metrics: dict[str, float]
     signatures: dict[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
+    DOCUMENTS,
     GLUE,
     NO_LABEL,
     SUPERGLUE,
@@ -69,6 +70,7 @@ class TextToText(PairTask):
         counts = {name: sum(row[0] == name for row in rows) for name in names}
         weights = np.array([1 / counts[row[0]] for row in rows])
         statistics["accuracy"] = np.column_stack([right * weights, weights])
+        statistics[DOCUMENTS] = _documents(chosen)
         metrics["accuracy"] = score("accuracy", statistics["accuracy"])
         metrics["loss"] = outputs.loss
         shown = [rows[[row[0] for row in rows].index(name)] for name in names]
@@ -226,6 +228,15 @@ def _averages(metrics: dict[str, float]) -> dict[str, float]:
         "superglue": superglue_average(by_suite["superglue"]).score,
     }
     return {suite: value for suite, value in found.items() if value is not None}
+
+
+def _documents(rows: list[tuple[str, str, str, list[str]]]) -> Array:
+    """A number per example; questions about one paragraph of MultiRC share theirs."""
+    keys = [
+        f"{name} {group.split()[0]}" if name == "superglue_multirc" else f"{place}"
+        for place, (name, group, *_) in enumerate(rows)
+    ]
+    return np.unique(keys, return_inverse=True)[1]
 
 
 def _metric(key: str) -> str:

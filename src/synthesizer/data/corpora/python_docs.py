@@ -1,8 +1,9 @@
 """The English of the running Python's own documentation: help topics and docstrings.
 
 Nothing is downloaded and no documented module is imported: docstrings are read by `ast` from the
-source files. One row is one help topic, or all docstrings of one module. The text, and so every
-number measured on it, changes with the version of Python.
+source files. One row is one docstring, or a section of a help topic. Rows are shared out one by
+one, so that held-out splits have hundreds of independent documents; text of the same module or
+topic may be in train. The text, and so every number on it, changes with the version of Python.
 """
 
 import ast
@@ -18,29 +19,40 @@ from synthesizer.errors import UserError
 
 _SKIPPED = {"site-packages", "pydoc_data", "encodings", "idlelib", "lib2to3", "test", "tests"}
 _HELD_OUT = {"test": range(5), "validation": range(5, 10)}
+_SECTION = 1000  # letters of a help topic that make a document
 
 
 def splits(seed: int = 0) -> Splits:
-    """About 90, 5 and 5 percent of the topics and modules, shared out by a hash of the name."""
+    """About 90, 5 and 5 percent of the docstrings and sections, by a hash of the text."""
     shared: Splits = {"train": [], "validation": [], "test": []}
-    for name, text in _documents():
-        percent = int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest(), 16) % 100
+    for text in _documents():
+        percent = int(hashlib.sha256(f"{seed} {text}".encode()).hexdigest(), 16) % 100
         split = next((split for split, part in _HELD_OUT.items() if percent in part), "train")
         shared[split].append({"text": text})
     return shared
 
 
-def _documents() -> Iterator[tuple[str, str]]:
-    """Name and text of each topic and module; a docstring that was seen before is left out."""
-    seen: set[str] = set()
-    for name, texts in (*_topics(), *_modules()):
-        fresh = dict.fromkeys(text for text in texts if text and text not in seen)
-        seen.update(fresh)
-        if fresh:
-            yield name, "\n\n".join(fresh)
+def _documents() -> Iterator[str]:
+    """The text of each section and docstring, in order; one that was seen before is left out."""
+    seen: set[str] = {""}
+    for text in (*_topics(), *_modules()):
+        if text not in seen:
+            seen.add(text)
+            yield text
 
 
-def _topics() -> Iterator[tuple[str, list[str]]]:
+def _sections(text: str) -> Iterator[str]:
+    """Cut a topic before paragraphs that begin at the margin, once _SECTION letters are reached."""
+    section = ""
+    for paragraph in text.split("\n\n"):
+        if len(section) >= _SECTION and not paragraph.startswith((" ", "\n")):
+            yield section
+            section = ""
+        section += f"\n\n{paragraph}" if section else paragraph
+    yield section
+
+
+def _topics() -> Iterator[str]:
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
@@ -49,10 +61,10 @@ def _topics() -> Iterator[tuple[str, list[str]]]:
             "run a Python installed with its full standard library, or choose another corpus"
         ) from None
     for name in sorted(topics):
-        yield f"topic {name}", [inspect.cleandoc(topics[name]).strip()]
+        yield from _sections(inspect.cleandoc(topics[name]).strip())
 
 
-def _modules() -> Iterator[tuple[str, list[str]]]:
+def _modules() -> Iterator[str]:
     library = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(library.rglob("*.py")) if _is_documented(path, library)]
     if not files:
@@ -61,8 +73,7 @@ def _modules() -> Iterator[tuple[str, list[str]]]:
             "run a Python installed with them, or choose another corpus"
         )
     for path in files:
-        name = ".".join(path.relative_to(library).with_suffix("").parts)
-        yield f"module {name}", list(_docstrings(ast.parse(path.read_bytes())))
+        yield from _docstrings(ast.parse(path.read_bytes()))
 
 
 def _is_documented(path: Path, library: Path) -> bool:

@@ -30,7 +30,7 @@ from synthesizer.data.corpora.grammar_ende.vocabulary import (
 
 def splits(seed: int = 0, **sizes: int) -> Splits:
     """Sentence pairs; no English sentence comes twice."""
-    wanted = {"train": 50_000, "validation": 500, "test": 2_000} | sizes
+    wanted = {"train": 50_000, "validation": 500, "test": 1_000} | sizes
     return draw_splits(lambda rng: _Sentence(rng).row(), "en", seed, wanted)
 
 
