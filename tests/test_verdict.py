@@ -70,6 +70,13 @@ def test_all_kinds_of_noise_together_leave_less_room_for_chance():
             assert wrong <= LEVEL, (count, truth)
 
 
+def test_a_bootstrap_over_three_seeds_would_claim_too_much():
+    rng = np.random.default_rng(1)
+    gains = rng.normal(0, 1, (1000, 3))
+    drawn = [row[rng.integers(0, 3, (200, 3))].mean(1) for row in gains]
+    assert np.mean([np.quantile(means, 0.05) > 0 for means in drawn]) > 0.15
+
+
 def test_more_seeds_decide_more_and_looks_lose_little():
     found = rates("seeds")
     assert found[3].decided < found[5].decided < found[8].decided
