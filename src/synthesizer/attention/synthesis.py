@@ -23,6 +23,15 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from synthesizer.attention.reading import (
+    draw_weight,
+    empty,
+    hidden_units,
+    look_up,
+    outer_sides,
+    pick,
+    read_at,
+)
 from synthesizer.attention.resize import resized
 from synthesizer.errors import UserError
 from synthesizer.spec import (
@@ -101,14 +110,14 @@ class DotProduct(Synthesis):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.wq = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
-        self.wk = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.wq = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.wk = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
         self.d_keys = size.d_head
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _draw_weight(self.wq)
-        _draw_weight(self.wk)
+        draw_weight(self.wq)
+        draw_weight(self.wk)
 
     def keys(self, x: Tensor) -> Tensor:
         return torch.einsum("bsd,hdk->bhsk", x, self.wk)
@@ -132,7 +141,7 @@ class Random(Synthesis):
     def __init__(self, size: Size, *, std: float = 0.02) -> None:
         super().__init__()
         self.std = std
-        self.table = _empty(size.num_heads, size.max_len, size.max_len)  # (H, N, N)
+        self.table = empty(size.num_heads, size.max_len, size.max_len)  # (H, N, N)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -140,7 +149,7 @@ class Random(Synthesis):
         self._draw(self.table)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        return _look_up(self.table, positions, key_positions)
+        return look_up(self.table, positions, key_positions)
 
     def resize(self, max_len: int) -> None:
         self.table = nn.Parameter(resized(self.table, (1, 2), max_len, self._draw))
@@ -167,7 +176,7 @@ class FixedRandom(Synthesis):
         self._draw(self.table)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        return _look_up(self.table, positions, key_positions)
+        return look_up(self.table, positions, key_positions)
 
     def resize(self, max_len: int) -> None:
         self.table = resized(self.table, (1, 2), max_len, self._draw)
@@ -186,8 +195,8 @@ class FactorizedRandom(Synthesis):
         super().__init__()
         require_positive("factorized_random", k=k)
         self.k, self.std = k, std
-        self.rows = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
-        self.columns = _empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.rows = empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.columns = empty(size.num_heads, size.max_len, k)  # (H, N, R)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -196,7 +205,7 @@ class FactorizedRandom(Synthesis):
         self._draw(self.columns)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        rows, columns = _at(self.rows.mT, positions), _at(self.columns.mT, key_positions)
+        rows, columns = read_at(self.rows.mT, positions), read_at(self.columns.mT, key_positions)
         return torch.einsum("bhrt,bhrs->bhts", rows, columns)
 
     def resize(self, max_len: int) -> None:
@@ -215,25 +224,25 @@ class Dense(Synthesis):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.w1 = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
-        self.b1 = _empty(size.num_heads, size.d_head)  # (H, K)
-        self.w2 = _empty(size.num_heads, size.d_head, size.max_len)  # (H, K, N)
-        self.b2 = _empty(size.num_heads, size.max_len)  # (H, N)
+        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
+        self.w2 = empty(size.num_heads, size.d_head, size.max_len)  # (H, K, N)
+        self.b2 = empty(size.num_heads, size.max_len)  # (H, N)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _draw_weight(self.w1)
-        _draw_weight(self.w2)
+        draw_weight(self.w1)
+        draw_weight(self.w2)
         nn.init.zeros_(self.b1)
         nn.init.zeros_(self.b2)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
-        columns, offsets = _at(self.w2, key_positions), _at(self.b2, key_positions)
+        hidden = hidden_units(x, self.w1, self.b1)  # (B, H, T, K)
+        columns, offsets = read_at(self.w2, key_positions), read_at(self.b2, key_positions)
         return torch.einsum("bhtk,bhks->bhts", hidden, columns) + offsets[:, :, None]
 
     def resize(self, max_len: int) -> None:
-        self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, _draw_weight))
+        self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, draw_weight))
         self.b2 = nn.Parameter(resized(self.b2, (1,), max_len, nn.init.zeros_))
 
 
@@ -245,32 +254,32 @@ class FactorizedDense(Synthesis):
 
     def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
         super().__init__()
-        self.a, self.b = _sides(size.max_len, a, b)
-        self.w1 = _empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
-        self.b1 = _empty(size.num_heads, size.d_head)  # (H, K)
-        self.wa = _empty(size.num_heads, size.d_head, self.a)  # (H, K, a)
-        self.ba = _empty(size.num_heads, self.a)  # (H, a)
-        self.wb = _empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
-        self.bb = _empty(size.num_heads, self.b)  # (H, b)
+        self.a, self.b = outer_sides(size.max_len, a, b)
+        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
+        self.wa = empty(size.num_heads, size.d_head, self.a)  # (H, K, a)
+        self.ba = empty(size.num_heads, self.a)  # (H, a)
+        self.wb = empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
+        self.bb = empty(size.num_heads, self.b)  # (H, b)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for weight in (self.w1, self.wa, self.wb):
-            _draw_weight(weight)
+            draw_weight(weight)
         for bias in (self.b1, self.ba, self.bb):
             nn.init.zeros_(bias)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         """Tile one factor, repeat the other, and multiply: all a b columns differ."""
-        hidden = _hidden(x, self.w1, self.b1)  # (B, H, T, K)
+        hidden = hidden_units(x, self.w1, self.b1)  # (B, H, T, K)
         tiled = torch.einsum("bhtk,hkn->bhtn", hidden, self.wa) + self.ba[:, None]
         repeated = torch.einsum("bhtk,hkn->bhtn", hidden, self.wb) + self.bb[:, None]
-        return _pick(tiled, key_positions % self.a) * _pick(repeated, key_positions // self.a)
+        return pick(tiled, key_positions % self.a) * pick(repeated, key_positions // self.a)
 
     def resize(self, max_len: int) -> None:
         """Keep a, so that every learned column stays where it was, and grow or crop b."""
         self.b = -(-max_len // self.a)
-        self.wb = nn.Parameter(resized(self.wb, (2,), self.b, _draw_weight))
+        self.wb = nn.Parameter(resized(self.wb, (2,), self.b, draw_weight))
         self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
 
 
@@ -293,7 +302,7 @@ class Mixture(Synthesis):
     def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
-        self.mix = _empty(num_heads, len(parts))  # (H, parts)
+        self.mix = empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]
         self.d_keys = sum(self.widths)
         self.depends_on_input = any(part.depends_on_input for part in parts)
@@ -393,52 +402,3 @@ def _build_part(term: Term, size: Size) -> Synthesis:
                 f"{cls.__name__}.tables, .weights or .biases"
             )
     return part
-
-
-def _sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
-    """The sides of the outer product: as given, or as square as max_len allows."""
-    for given in ({"a": a}, {"b": b}):
-        require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
-    if a is None:
-        a = math.isqrt(max_len - 1) + 1 if b is None else -(-max_len // b)
-    if b is None:
-        b = -(-max_len // a)
-    if a * b < max_len:
-        raise UserError(
-            f"factorized_dense with a={a}, b={b} covers {a * b} positions but max_len={max_len}; "
-            f"choose a*b of at least {max_len}"
-        )
-    return a, b
-
-
-def _empty(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape))
-
-
-def _draw_weight(weight: Tensor) -> None:
-    """Keep the variance of what a (H, in, out) weight multiplies."""
-    nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
-
-
-def _hidden(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
-    """relu(x W1 + b1) per head: (B, H, T, K)."""
-    return (torch.einsum("btd,hdk->bhtk", x, w1) + b1[:, None]).relu()
-
-
-def _at(table: Tensor, positions: Tensor) -> Tensor:
-    """Read a table's last axis at shared (S,) or per-example (B, S) positions: (1 or B, ..., S)."""
-    picked = table[..., positions]
-    return picked[None] if positions.dim() == 1 else picked.movedim(-2, 0)
-
-
-def _look_up(table: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Read table[h, positions[i], key_positions[j]]: (1 or B, H, T, S)."""
-    picked = table[:, positions[..., :, None], key_positions[..., None, :]].movedim(0, -3)
-    return picked if picked.dim() == 4 else picked[None]
-
-
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) places."""
-    if index.dim() == 1:
-        return values[..., index]
-    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))

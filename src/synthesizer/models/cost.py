@@ -46,7 +46,7 @@ def flops_per_token(config: SynthesizerConfig) -> float:
 
 
 def cache_bytes_per_token(config: SynthesizerConfig) -> int | None:
-    """What decoding remembers of each token it wrote, in float32; None where nothing decodes."""
+    """What decoding keeps of each token, in float32; None where nothing decodes."""
     if config.kind == "encoder":
         return None
     return _cache_bytes(config, 2) - _cache_bytes(config, 1)  # a window does not grow

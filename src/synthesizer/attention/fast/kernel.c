@@ -7,7 +7,7 @@
        d table = weight dS,  d weight = sum of table dS,  d offsets = sum over rows of dS
 
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
-   makes P again. Where no example has a say in S, many examples are one whose values stand side
+   makes P again. Where S does not depend on the input, many examples are one whose values stand side
    by side. Matrices are multiplied by the BLAS that torch itself carries. Row i of example b sees its
    first stops[b, i] keys and reads row table_rows[b, i] of the table. What is NULL is not there; a
    shared tensor has a stride of 0. Letters as in terms.py: T queries, S keys, W width. */

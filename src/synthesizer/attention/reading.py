@@ -1,0 +1,62 @@
+"""How the synthesizing functions draw their parameters and read them at positions.
+
+Letters as in synthesis.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from synthesizer.errors import UserError
+from synthesizer.spec import require_positive
+
+
+def empty(*shape: int) -> nn.Parameter:
+    """A parameter of this shape, to be initialized."""
+    return nn.Parameter(torch.empty(*shape))
+
+
+def draw_weight(weight: Tensor) -> None:
+    """Keep the variance of what a (H, in, out) weight multiplies."""
+    nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
+
+
+def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    """relu(x W1 + b1) per head: (B, H, T, K)."""
+    return (torch.einsum("btd,hdk->bhtk", x, w1) + b1[:, None]).relu()
+
+
+def read_at(table: Tensor, positions: Tensor) -> Tensor:
+    """Read a table's last axis at shared (S,) or per-example (B, S) positions: (1 or B, ..., S)."""
+    picked = table[..., positions]
+    return picked[None] if positions.dim() == 1 else picked.movedim(-2, 0)
+
+
+def look_up(table: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Read table[h, positions[i], key_positions[j]]: (1 or B, H, T, S)."""
+    picked = table[:, positions[..., :, None], key_positions[..., None, :]].movedim(0, -3)
+    return picked if picked.dim() == 4 else picked[None]
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) positions."""
+    if index.dim() == 1:
+        return values[..., index]
+    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))
+
+
+def outer_sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
+    """The sides of the outer product: as given, or as square as max_len allows."""
+    for given in ({"a": a}, {"b": b}):
+        require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
+    if a is None:
+        a = math.isqrt(max_len - 1) + 1 if b is None else -(-max_len // b)
+    if b is None:
+        b = -(-max_len // a)
+    if a * b < max_len:
+        raise UserError(
+            f"factorized_dense with a={a}, b={b} covers {a * b} positions but max_len={max_len}; "
+            f"choose a*b of at least {max_len}"
+        )
+    return a, b
