@@ -1,0 +1,1 @@
+"""Which heads of a pretrained Transformer need dot products: measure, replace, fine-tune, ship."""

@@ -1,0 +1,89 @@
+"""The command line's verbs for pretrained models; each imports what it needs inside itself."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synthesizer.errors import UserError
+
+
+def audit(
+    model: Annotated[str, typer.Argument(help="A folder of a Hugging Face model, or a hub name.")],
+    data: Annotated[Path, typer.Argument(help="Texts to measure on: .csv, .jsonl, .txt, ...")],
+    metric: Annotated[
+        str | None, typer.Option(help="loss, accuracy, spearman or agreement; else by the model.")
+    ] = None,
+    keep: Annotated[float, typer.Option(help="The share of the metric's value to keep.")] = 0.99,
+    fit: Annotated[
+        Path | None, typer.Option(help="Texts to average and rank on; else half of DATA.")
+    ] = None,
+    max_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a text; longer ones are cut, and counted.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=2, help="Examples that judge; by default all.")
+    ] = None,
+    fit_examples: Annotated[int, typer.Option(min=1, help="Examples that are averaged.")] = 1000,
+    rank_examples: Annotated[int, typer.Option(min=2, help="Examples that rank heads.")] = 100,
+    rankings: Annotated[int, typer.Option(min=1, help="How often heads are ranked.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Points of the curve.")] = 12,
+    table: Annotated[
+        str, typer.Option(help="relative (by distance) or random (by position).")
+    ] = "relative",
+    seed: Annotated[int, typer.Option(help="Random seed of the split and the control.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the audit goes.")] = Path("audit"),
+) -> None:
+    """Measure which heads of a pretrained Transformer need their dot products.
+
+    Replaces heads by their average attention, measures what that costs, and says how many can go.
+    """
+    quiet()
+    from synthesizer.audit.run import Asked
+    from synthesizer.audit.run import audit as measure
+
+    asked = Asked(
+        model=model,
+        data=data,
+        out=out,
+        metric=metric,
+        keep=keep,
+        fit=fit,
+        max_len=max_len,
+        examples=examples,
+        fit_examples=fit_examples,
+        rank_examples=rank_examples,
+        rankings=rankings,
+        steps=steps,
+        table=table,
+        seed=seed,
+        command=shlex.join(["synthesizer", *sys.argv[1:]]),
+    )
+    record = measure(asked, note)
+    say(record["sentence"])
+    say(str(out / "report.html"))
+
+
+def quiet() -> None:
+    """Keep the libraries' own progress bars and advice off the screen."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise UserError(
+            "this needs transformers, which is not installed; "
+            "run pip install 'synthesizer-attention[train]'"
+        ) from None
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def note(text: str) -> None:
+    """What stands beside the output, so that the output can be piped."""
+    sys.stderr.write(text + "\n")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,202 @@
+"""What replacing heads costs: head by head, then more and more of them, with intervals.
+
+A cost is positive where the model gets worse, in the metric's own unit. Intervals resample the
+examples, the same ones for both models, so that what is hard for both cancels.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synthesizer.audit.averages import Average
+from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
+from synthesizer.audit.hook import Hook
+from synthesizer.metrics.per_example import Statistics
+
+Head = tuple[int, int]  # layer, head
+Say = Callable[[str], None]
+RESAMPLES = 2000
+LEVEL = 0.05  # the chance that a bound is passed, at each end
+_NORMAL = 1.6449  # its quantile
+
+
+@dataclass(frozen=True)
+class HeadCost:
+    """What replacing one head alone does, on the examples that rank."""
+
+    layer: int
+    head: int
+    moved: float  # how far the outputs move: what heads are ranked by
+    moved_low: float
+    moved_high: float
+    cost: float  # in the metric
+    cost_low: float
+    cost_high: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of heads replaced, and the metric there on the examples that judge."""
+
+    replaced: int
+    value: float
+    cost: float
+    low: float
+    high: float
+    order: str = "measured"  # or random: the control
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Auditor:
+    """Replace heads of a hooked model by their averages, and measure."""
+
+    def __init__(self, hook: Hook, averages: Sequence[Average], kind: str) -> None:
+        self.hook = hook
+        self.heads: list[Head] = [
+            (place, head)
+            for place, layer in enumerate(hook.layers)
+            for head in range(layer.num_heads)
+        ]
+        self._whole = [average.tables(kind) for average in averages]
+
+    def outcome(self, heads: Iterable[Head], examples: Examples) -> Outcome:
+        """What the model makes of the examples with these heads replaced."""
+        chosen: dict[int, list[int]] = {}
+        for layer, head in sorted(heads):
+            chosen.setdefault(layer, []).append(head)
+        self.hook.tables = {
+            layer: self._whole[layer].pick(inside) for layer, inside in chosen.items()
+        }
+        try:
+            return run(self.hook.model, examples)
+        finally:
+            self.hook.tables = {}
+
+    def costs(self, examples: Examples, replaced: Sequence[Head] = ()) -> list[HeadCost]:
+        """What each head not yet replaced costs beyond those that are, cheapest first."""
+        original = self.outcome((), examples)
+        base = self.outcome(replaced, examples) if replaced else original
+        found = []
+        for head in self.heads:
+            if head in replaced:
+                continue
+            outcome = self.outcome([*replaced, head], examples)
+            moved = outcome.moved_from(original, examples.metric)
+            center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
+            interval = center - _NORMAL * error, center + _NORMAL * error
+            point = compare(outcome, base, original, examples, 1)
+            found.append(HeadCost(*head, center, *interval, point.cost, point.low, point.high))
+        return sorted(found, key=lambda cost: cost.moved)
+
+    def walk(
+        self, examples: Examples, first: Sequence[HeadCost], steps: int, say: Say
+    ) -> list[Head]:
+        """Put all heads in the order of what they cost, measured again after each step."""
+        order: list[Head] = []
+        ranked = list(first)
+        size = max(1, math.ceil(len(self.heads) / steps))
+        while ranked:
+            order += [(cost.layer, cost.head) for cost in ranked[:size]]
+            if len(order) >= len(self.heads):
+                break
+            say(f"{len(order)} of {len(self.heads)} heads ranked; measuring the others again")
+            ranked = self.costs(examples, order)
+        return order
+
+    def curve(
+        self, examples: Examples, order: Sequence[Head], counts: Sequence[int], say: Say
+    ) -> list[Point]:
+        """The metric with the first k heads of the order replaced, for every k of counts."""
+        original = self.outcome((), examples)
+        points = []
+        for count in counts:
+            outcome = self.outcome(order[:count], examples) if count else original
+            points.append(compare(outcome, original, original, examples, count))
+            say(f"{count} of {len(order)} heads replaced: {points[-1].value:.4g}")
+        return points
+
+    def shuffled(self, seed: int) -> list[Head]:
+        """All heads in random order: what the ranking must beat."""
+        order = list(self.heads)
+        random.Random(seed).shuffle(order)
+        return order
+
+
+def compare(
+    outcome: Outcome, base: Outcome, original: Outcome, examples: Examples, replaced: int
+) -> Point:
+    """The metric of one outcome, and how much worse it is than another, with its interval."""
+    ours, theirs = (_statistics(o, original, examples) for o in (outcome, base))
+    sign = 1.0 if examples.higher_is_better else -1.0
+    value, before = (examples.value(each.sum(0)) for each in (ours, theirs))
+    drawn = resampled_costs(ours, theirs, examples) * sign
+    low, high = np.quantile(drawn, [LEVEL, 1 - LEVEL])
+    return Point(replaced, value, sign * (before - value), float(low), float(high))
+
+
+def resampled_costs(
+    ours: Statistics, theirs: Statistics, examples: Examples, seed: int = 0
+) -> NDArray[np.float64]:
+    """theirs - ours, on resamples of the examples that both share."""
+    count = len(ours)
+    generator = np.random.default_rng(seed)
+    drawn = np.empty(RESAMPLES)
+    for place in range(RESAMPLES):
+        times = np.bincount(generator.integers(count, size=count), minlength=count)
+        drawn[place] = examples.value(times @ theirs) - examples.value(times @ ours)
+    return drawn
+
+
+def _statistics(outcome: Outcome, original: Outcome, examples: Examples) -> Statistics:
+    if examples.metric == "agreement":
+        return agreement_statistics(outcome, original)
+    return outcome.statistics
+
+
+def most_heads(points: Sequence[Point], margin: float) -> Point:
+    """The last point of the curve before one whose cost may pass the margin.
+
+    Points are tried in a fixed order and the first failure ends it, so that the chance of a wrong
+    claim is that of one test, however many points there are.
+    """
+    best = points[0]
+    for point in points[1:]:
+        if point.high > margin:
+            break
+        best = point
+    return best
+
+
+def sentence(point: Point, total: int, margin: float, metric: str) -> str:
+    """The answer, in words."""
+    if not point.replaced:
+        return (
+            f"No head can be shown to be a table at a loss of at most {margin:.3g} {unit(metric)}: "
+            "measure on more examples, or allow more with a smaller --keep."
+        )
+    return (
+        f"{point.replaced} of {total} heads can be tables at a loss of at most {margin:.3g} "
+        f"{unit(metric)} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
+    )
+
+
+def unit(metric: str) -> str:
+    """What a metric counts in."""
+    return {
+        "loss": "nats a token",
+        "accuracy": "points of accuracy",
+        "spearman": "points of Spearman's correlation",
+        "agreement": "points of agreement with the original",
+    }[metric]
+
+
+def checkpoints_of(total: int, steps: int) -> list[int]:
+    """The numbers of heads at which the curve is measured: none, then in equal steps to all."""
+    return sorted({round(step * total / steps) for step in range(steps + 1)})

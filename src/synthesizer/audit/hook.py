@@ -1,0 +1,171 @@
+"""Reach into any Hugging Face model whose attention goes through transformers' interface.
+
+    with Hook(model) as hook:
+        hook.discover(inputs)          which calls are self-attention, and how many heads they have
+        hook.observe = look            look(layer, weights, visible) sees every attention
+        hook.tables = {3: tables}      these heads of layer 3 attend by a table
+        model(**inputs)
+
+One registered function serves all architectures. It calls the model's own eager attention, which
+knows its biases, windows, soft caps and sinks; so a hooked model with nothing replaced is the
+model. A layer is a call: a model that shares one attention among its layers has all of them.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from synthesizer.errors import UserError
+from synthesizer.models.tables import HeadTables
+
+NAME = "synthesizer_audit"
+Observe = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of self-attention in a forward pass."""
+
+    call: int  # among all attention calls of a pass, cross-attention included
+    name: str  # of its module in the model
+    num_heads: int
+    num_key_heads: int  # fewer than heads where queries share keys
+    d_head: int
+    causal: bool
+    window: int | None
+
+
+class Hook:
+    """The attention of one model, opened: a context manager that leaves the model as it was."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        require_interface(model)
+        self.model = model
+        self.layers: list[Layer] = []
+        self.tables: Mapping[int, HeadTables] = {}
+        self.observe: Observe | None = None
+        self._calls = 0
+        self._index: dict[int, int] = {}  # call -> layer
+        self._found: list[Layer | None] | None = None
+
+    def __enter__(self) -> "Hook":
+        global _active
+        if _active is not None:
+            raise UserError("one model is being audited already; close its hook first")
+        _active, self._was = self, self.model.config._attn_implementation
+        self._handle = self.model.register_forward_pre_hook(self._restart)
+        self.model.set_attn_implementation(NAME)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global _active
+        _active = None
+        self._handle.remove()
+        self.model.set_attn_implementation(self._was)
+
+    @torch.no_grad()
+    def discover(self, inputs: Mapping[str, Any]) -> list[Layer]:
+        """List the self-attention calls of a pass; encoder and decoder lengths must differ.
+
+        Cross-attention is recognized by its keys, which are not as many as its queries.
+        """
+        self._found = []
+        self.model(**inputs)
+        found, self._found = self._found, None
+        self.layers = [layer for layer in found if layer is not None]
+        self._index = {layer.call: place for place, layer in enumerate(self.layers)}
+        if not self.layers:
+            raise UserError(
+                f"{type(self.model).__name__} did no self-attention through transformers' "
+                "attention interface; audit a model that does, such as BERT, GPT-2, Llama or T5"
+            )
+        return self.layers
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        **options: Any,  # noqa: ANN401  whatever this architecture passes
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The model's own attention, then what is replaced in it."""
+        call, self._calls = self._calls, self._calls + 1
+        output, weights = _own_attention(module)(module, query, key, value, mask, **options)
+        if self._found is not None:
+            same = query.shape[2] == key.shape[2]
+            causal = not bool(_visible(mask, query, key).triu(1).any())  # nothing sees ahead
+            self._found.append(self._describe(call, module, query, key, causal) if same else None)
+        layer = self._index.get(call)
+        if layer is None:
+            return output, weights
+        visible = _visible(mask, query, key)
+        if self.observe is not None:
+            self.observe(layer, weights, visible)
+        tables = self.tables.get(layer)
+        if tables is None:
+            return output, weights
+        heads = torch.tensor(tables.heads, device=value.device)
+        mine = value[:, heads // (query.shape[1] // value.shape[1])]
+        replaced = tables(mine, visible, causal=self.layers[layer].causal)
+        return output.index_copy(2, heads, replaced.transpose(1, 2).to(output.dtype)), weights
+
+    def _describe(
+        self, call: int, module: nn.Module, query: Tensor, key: Tensor, causal: bool
+    ) -> Layer:
+        name = next((name for name, m in self.model.named_modules() if m is module), "")
+        window = getattr(module, "sliding_window", None)
+        return Layer(call, name, query.shape[1], key.shape[1], query.shape[3], causal, window)
+
+    def _restart(self, *_: object) -> None:
+        self._calls = 0
+
+
+def require_interface(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention cannot be reached."""
+    if not model._can_set_attn_implementation():
+        raise UserError(
+            f"{type(model).__name__} computes attention in its own code, not through transformers' "
+            "attention interface, so its heads cannot be reached; audit another architecture"
+        )
+
+
+_active: Hook | None = None
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    **options: Any,  # noqa: ANN401
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    if _active is None:
+        raise UserError(f"attention {NAME!r} works inside an audit only; load the model again")
+    return _active.attend(module, query, key, value, attention_mask, **options)
+
+
+def _own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The eager attention of the file that holds this module's forward."""
+    namespace = inspect.unwrap(type(module).forward).__globals__
+    own = namespace.get("eager_attention_forward")
+    if own is None:
+        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise UserError(
+            f"{type(module).__name__} has no eager attention whose weights can be read; "
+            "audit another architecture"
+        )
+    return own  # type: ignore[no-any-return]
+
+
+def _visible(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """True where a query may look, (B or 1, 1, T, S), from a mask that is added to logits."""
+    if mask is None:
+        return query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen[..., : key.shape[2]].expand(-1, -1, query.shape[2], -1)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, eager_mask)

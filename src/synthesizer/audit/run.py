@@ -1,0 +1,228 @@
+"""One audit, from a model and texts to an answer.
+
+    audit.json           what was measured: heads, ranking, curve, answer
+    tables.safetensors   each head's average attention, as logits
+    report.html          the same, to look at
+
+Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
+the curve, unless --fit names a file of its own.
+"""
+
+import json
+import platform
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+import synthesizer
+from synthesizer.audit.averages import Average, Explained, explain, measure_averages
+from synthesizer.audit.cost import (
+    Auditor,
+    HeadCost,
+    Say,
+    checkpoints_of,
+    most_heads,
+    sentence,
+)
+from synthesizer.audit.examples import METRICS, Example, Examples, encode, read_examples
+from synthesizer.audit.hook import Hook
+from synthesizer.audit.load import (
+    check_metric,
+    guess_metric,
+    load_model,
+    load_tokenizer,
+    num_positions,
+)
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import write_atomically
+from synthesizer.models.tables import KINDS
+
+RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"
+LONGEST = 512  # tokens of a text, where neither the user nor the model says less
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    model: str
+    data: Path
+    out: Path
+    metric: str | None = None
+    keep: float = 0.99
+    fit: Path | None = None
+    max_len: int | None = None
+    examples: int | None = None  # that judge
+    fit_examples: int = 1000  # whose attention is averaged
+    rank_examples: int = 100
+    steps: int = 12  # of the curve
+    rankings: int = 3  # how often the ranking is measured
+    table: str = "relative"
+    seed: int = 0
+    command: str = ""
+
+
+def audit(asked: Asked, say: Say) -> dict[str, Any]:
+    """Measure which heads need their dot products; leave a record, tables and a page in out."""
+    _check(asked)
+    model = load_model(asked.model, asked.metric)
+    tokenizer = load_tokenizer(asked.model)
+    metric = asked.metric or guess_metric(model)
+    check_metric(metric, model)
+    max_len = _max_len(asked, model)
+    fitting, judging = _split(asked, metric)
+    fit, rank, judge = (
+        encode(rows, metric, model, tokenizer, max_len, limit)
+        for rows, limit in (
+            (fitting, asked.fit_examples),
+            (fitting, asked.rank_examples),
+            (judging, asked.examples),
+        )
+    )
+    with Hook(model) as hook:
+        hook.discover(judge.probe(model))
+        say(f"{len(hook.layers)} layers of self-attention; averaging the attention of each head")
+        averages = measure_averages(hook, fit.inputs(model), max_len)
+        explained = explain(hook, rank.inputs(model), averages)
+        auditor = Auditor(hook, averages, asked.table)
+        say(f"replacing each of {len(auditor.heads)} heads alone")
+        costs = auditor.costs(rank)
+        order = auditor.walk(rank, costs, asked.rankings, say)
+        counts = checkpoints_of(len(auditor.heads), asked.steps)
+        points = auditor.curve(judge, order, counts, say)
+        original = points[0].value
+        margin = (1 - asked.keep) * abs(original)
+        best = most_heads(points, margin)
+        halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
+        control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say)
+    record = _record(asked, hook, metric, max_len, (fit, rank, judge))
+    record |= {
+        "value": original,
+        "margin": margin,
+        "curve": [point.as_dict() for point in points],
+        "control": [{**point.as_dict(), "order": "random"} for point in control],
+        "order": order,
+        "heads": _heads(costs, explained),
+        "answer": best.as_dict(),
+        "sentence": sentence(best, len(order), margin, metric),
+    }
+    _write(asked.out, record, averages, asked.table)
+    return record
+
+
+def read_audit(path: Path) -> dict[str, Any]:
+    """The record of a finished audit."""
+    try:
+        record: dict[str, Any] = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(
+            f"{path} holds no {RECORD}, so it is no audit; run synthesizer audit --out {path} first"
+        ) from None
+    return record
+
+
+def _check(asked: Asked) -> None:
+    if asked.metric is not None and asked.metric not in METRICS:
+        raise UserError(f"--metric is {asked.metric!r}; choose from {', '.join(METRICS)}")
+    if asked.table not in KINDS:
+        raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
+    if not 0 < asked.keep < 1:
+        raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
+    if (asked.out / RECORD).exists():
+        raise UserError(f"{asked.out} holds an audit already; name another --out, or remove it")
+
+
+def _max_len(asked: Asked, model: PreTrainedModel) -> int:
+    limit = num_positions(model)
+    if asked.max_len is None:
+        return min(LONGEST, limit or LONGEST)
+    if limit is not None and asked.max_len > limit:
+        raise UserError(
+            f"--max-len is {asked.max_len} and the model has positions for {limit} tokens; "
+            f"give at most {limit}: longer texts are cut there, and counted"
+        )
+    return asked.max_len
+
+
+def _split(asked: Asked, metric: str) -> tuple[list[Example], list[Example]]:
+    """The rows that fit and the rows that judge."""
+    if asked.fit is not None:
+        fitting = read_examples(asked.fit, metric)
+        return _shuffled(fitting, metric, asked.seed), read_examples(asked.data, metric)
+    rows = _shuffled(read_examples(asked.data, metric), metric, asked.seed)
+    if len(rows) < 4:
+        raise UserError(
+            f"{asked.data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
+            "judge by, and hundreds for an answer"
+        )
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def _shuffled(rows: list[Example], metric: str, seed: int) -> list[Example]:
+    """In random order; rows that make windows of one stream stay beside their neighbours."""
+    return rows if metric == "loss" else random.Random(seed).sample(rows, len(rows))
+
+
+def _record(
+    asked: Asked, hook: Hook, metric: str, max_len: int, parts: tuple[Examples, Examples, Examples]
+) -> dict[str, Any]:
+    """What was measured, on what, with what."""
+    fit, rank, judge = parts
+    config = hook.model.config
+    return {
+        "model": asked.model,
+        "architecture": type(hook.model).__name__,
+        "model_type": config.model_type,
+        "d_model": config.get_text_config().hidden_size,
+        "data": asked.data.name,
+        "fit": asked.fit.name if asked.fit else "half of the rows",
+        "metric": metric,
+        "higher_is_better": judge.higher_is_better,
+        "keep": asked.keep,
+        "table": asked.table,
+        "max_len": max_len,
+        "num_fit": len(fit),
+        "num_rank": len(rank),
+        "num_judge": len(judge),
+        "num_cut": fit.num_cut + judge.num_cut,
+        "seed": asked.seed,
+        "layers": [asdict(layer) for layer in hook.layers],
+        "parameters": sum(p.numel() for p in hook.model.parameters()),
+        "command": asked.command,
+        "versions": {
+            "synthesizer": synthesizer.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _heads(costs: list[HeadCost], explained: list[list[Explained]]) -> list[dict[str, Any]]:
+    """Every head: what it costs and what its attention depends on, cheapest first."""
+    return [{**asdict(cost), **asdict(explained[cost.layer][cost.head])} for cost in costs]
+
+
+def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:
+    tensors = {
+        f"{place}.{name}": parameter.detach().contiguous()
+        for place, average in enumerate(averages)
+        for name, parameter in average.tables(kind).named_parameters()
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {out} ({error.strerror}); check --out") from None
+    write_atomically(out / TABLES, lambda path: save_file(tensors, path))
+    text = json.dumps(record, indent=1)
+    write_atomically(out / RECORD, lambda path: _text(path, text))
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Tables in the place of some heads of a pretrained model's attention.
+
+    offsets   (R, 2N - 1)   logits by distance; sinks (R, 2): of the first and the last token
+    table     (R, N, N)     logits by position, where every input has the same length
+
+Letters: B batch, R replaced heads, T queries, S keys, K head width, N longest sequence.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from synthesizer.attention.masks import too_long
+from synthesizer.attention.relative import relative_logits
+
+RELATIVE, ABSOLUTE = "relative", "random"
+KINDS = (RELATIVE, ABSOLUTE)
+
+
+class HeadTables(nn.Module):
+    """What replaces the dot product in some heads of one layer: logits that no token changes."""
+
+    def __init__(self, heads: Sequence[int], max_len: int, kind: str = RELATIVE) -> None:
+        super().__init__()
+        self.heads, self.max_len, self.kind = tuple(heads), max_len, kind
+        count = len(self.heads)
+        if kind == RELATIVE:
+            self.offsets = nn.Parameter(torch.zeros(count, 2 * max_len - 1))
+            self.sinks = nn.Parameter(torch.zeros(count, 2))
+        else:
+            self.table = nn.Parameter(torch.zeros(count, max_len, max_len))
+
+    def logits(
+        self,
+        num_queries: int,
+        num_keys: int,
+        first: Tensor | None,
+        last: Tensor | None,
+        *,
+        has_last: bool,
+    ) -> Tensor:
+        """(B or 1, R, T, S); first and last are (B,) slots, None where they are slot 0 and S - 1.
+
+        The queries are the last T of the S slots. The last token has a column of its own where a
+        query can see it coming: not in causal attention, where it is a different one at each step.
+        """
+        if self.kind == ABSOLUTE:
+            if num_keys > self.max_len:
+                raise too_long(num_keys, self.max_len)
+            return self.table[None, :, num_keys - num_queries : num_keys, :num_keys]
+        slots = torch.arange(num_keys, device=self.offsets.device)
+        distance = slots - slots[num_keys - num_queries :, None]
+        is_first = slots == (0 if first is None else first[:, None])
+        is_last = slots == (num_keys - 1 if last is None else last[:, None]) if has_last else None
+        return relative_logits(self.offsets, self.sinks, distance, is_first, is_last)
+
+    def forward(self, values: Tensor, visible: Tensor | None, *, causal: bool) -> Tensor:
+        """Attend: values (B, R, S, K) and who may look, (B or 1, 1, T, S), give (B, R, T, K).
+
+        `visible` None means that every query may look at every key.
+        """
+        num_keys = values.shape[2]
+        num_queries = num_keys if visible is None else visible.shape[2]
+        first, last = (None, None) if visible is None else sink_slots(visible)
+        logits = self.logits(num_queries, num_keys, first, last, has_last=not causal)
+        weights = visible_softmax(logits.to(values.dtype), visible)
+        if weights.shape[0] == 1 and values.shape[0] > 1:  # one product a head for the whole batch
+            flat = values.permute(1, 2, 0, 3).flatten(2)  # (R, S, B K)
+            mixed = (weights[0] @ flat).unflatten(2, (values.shape[0], -1))
+            return mixed.permute(2, 0, 1, 3)
+        return weights @ values
+
+    def pick(self, heads: Sequence[int]) -> "HeadTables":
+        """The tables of some of these heads, sharing no memory."""
+        rows = [self.heads.index(head) for head in heads]
+        picked = HeadTables(heads, self.max_len, self.kind).requires_grad_(False)
+        for ours, theirs in zip(picked.parameters(), self.parameters(), strict=True):
+            ours.copy_(theirs.detach()[rows])
+        return picked
+
+    def extra_repr(self) -> str:
+        return f"heads={list(self.heads)}, max_len={self.max_len}, kind={self.kind!r}"
+
+
+def visible_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax over the keys that a query may look at; a query with none has zeros."""
+    if visible is None:
+        return logits.softmax(-1)
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+    return weights.nan_to_num(0.0)
+
+
+def sink_slots(visible: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The slots of the first and last real key of each example: (B,) each.
+
+    A key is real where some query sees it. A mask that one of ours built knows better than its
+    rows do: a window may hide the first token from all of the queries at hand.
+    """
+    known: Tensor | None = getattr(visible, "first_slot", None)
+    if visible.shape[0] == 1 and known is None and bool(visible[0, 0, -1].all()):
+        return None, None
+    real = visible[:, 0].any(-2).to(torch.uint8)  # (B, S)
+    first = real.argmax(-1) if known is None else known
+    return first, real.shape[1] - 1 - real.flip(-1).argmax(-1)

@@ -1,0 +1,104 @@
+"""Tiny random models of five architectures whose attention goes through transformers' interface."""
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+VOCAB = 37
+
+
+def bert():
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+            intermediate_size=20, max_position_embeddings=16,
+        )
+    )  # fmt: skip
+
+
+def gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_embd=24, n_layer=2, n_head=3, n_positions=16, bos_token_id=1,
+            eos_token_id=2, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def llama():
+    """Four heads of queries share two of keys."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, intermediate_size=20, max_position_embeddings=16, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def gemma():
+    """A sliding window in one layer, a soft cap on the logits, three heads that share one key."""
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+            num_key_value_heads=1, head_dim=8, intermediate_size=20, max_position_embeddings=16,
+            sliding_window=3, attn_logit_softcapping=2.0, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def t5():
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCAB, d_model=24, d_kv=8, num_layers=2, num_heads=3, d_ff=20,
+            relative_attention_num_buckets=6, decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def vit():
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+            image_size=8, patch_size=4, num_labels=3,
+        )
+    )  # fmt: skip
+
+
+MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "gemma": gemma, "t5": t5, "vit": vit}
+
+
+def build(name, seed=0):
+    """A model with weights large enough that attention is far from uniform."""
+    torch.manual_seed(seed)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.4)
+    return model
+
+
+def inputs(name, *, padded=True):
+    """A batch of two, the first one shorter."""
+    torch.manual_seed(1)
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 8, 8)}
+    ids = torch.randint(3, VOCAB, (2, 7))
+    batch = {"input_ids": ids}
+    if padded:
+        batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
+    if name == "t5":
+        batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))
+    return batch
