@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from pretrained import MODELS, build, inputs
 from transformers import MPNetConfig, MPNetModel
 
+from pretrained import MODELS, build, inputs
 from synthesizer.audit.hook import Hook
 from synthesizer.errors import UserError
 from synthesizer.models.tables import HeadTables
@@ -83,8 +83,8 @@ def test_replaced_heads_equal_a_naive_loop(name, kind, monkeypatch):
     model, batch, seen = build(name), inputs(name), []
     plain = HeadTables.forward
 
-    def record(self, values, visible, *, causal):
-        output = plain(self, values, visible, causal=causal)
+    def record(self, values, visible, *, num_queries, causal):
+        output = plain(self, values, visible, num_queries=num_queries, causal=causal)
         seen.append((self, values, visible, causal, output))
         return output
 

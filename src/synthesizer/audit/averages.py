@@ -1,7 +1,7 @@
 """How each head attends on average, and how much of its attention that explains.
 
     averages = measure_averages(hook, batches, max_len)     one pass over the texts
-    tables = averages[layer].tables(kind)                   logits whose softmax is the average
+    tables = averages[layer].tables(kind)                   the logarithms of the averages
     shares = explain(hook, batches, ...)                    a second pass: what the averages explain
 
 Only real tokens count. The first and the last token of a text have columns of their own: often they
@@ -9,7 +9,6 @@ are sinks, which take the attention that a head has no use for, and the last one
 Letters: B batch, H heads, T queries, S keys, N longest sequence.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +18,11 @@ import torch
 from torch import Tensor
 
 from synthesizer.audit.hook import Hook, Layer
-from synthesizer.models.tables import RELATIVE, HeadTables, visible_softmax
+from synthesizer.models.tables import RELATIVE, HeadTables, sink_slots, visible_softmax
 
 Batch = Mapping[str, Any]
 TINY = 1e-8  # the least average attention: its logarithm is finite
 UNIFORM, SINK, POSITIONAL, CONTENT = "uniform", "sink", "positional", "content"
-_ROUNDS = 30  # of scaling; each moves all expected averages toward the measured ones
 
 
 @dataclass
@@ -39,7 +37,6 @@ class Average:
     sink_counts: Tensor = field(init=False)  # (2,)
     positions: Tensor = field(init=False)  # (H, N, N)
     position_counts: Tensor = field(init=False)  # (N, N)
-    lengths: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         heads, reach = self.layer.num_heads, 2 * self.max_len - 1
@@ -55,7 +52,6 @@ class Average:
         seen = visible[:, 0].expand(len(weights), -1, -1)
         real = seen.any(-2)  # (B, T): tokens that some query sees
         seen = seen & real[:, :, None]
-        self.lengths.update(real.sum(-1).tolist())
         kept = weights.float() * seen[:, None]
         self.positions[:, :size, :size] += kept.sum(0)
         self.position_counts[:size, :size] += seen.sum(0)
@@ -72,7 +68,7 @@ class Average:
         self.offset_counts.index_add_(0, place, (seen & plain[:, None]).sum(0).flatten().float())
 
     def tables(self, kind: str, heads: Iterable[int] | None = None) -> HeadTables:
-        """Tables of all heads, or of some, whose attention is the average."""
+        """Tables of all heads, or of some: softmax of a logarithm divides by what is visible."""
         chosen = list(range(self.layer.num_heads)) if heads is None else list(heads)
         tables = HeadTables(chosen, self.max_len, kind).requires_grad_(False)
         if kind == RELATIVE:
@@ -80,54 +76,14 @@ class Average:
             tables.offsets.copy_(_log_filled(means, self.offset_counts > 0))
             counts = self.sink_counts.clamp(min=1)
             tables.sinks.copy_((self.sinks[chosen] / counts).clamp(min=TINY).log())
-            self._scale(tables, chosen)
         else:
             means = self.positions[chosen] / self.position_counts.clamp(min=1)
             flat = _log_filled(means.flatten(0, 1), None)
             tables.table.copy_(flat.view_as(tables.table))
         return tables
 
-    def _scale(self, tables: HeadTables, chosen: list[int]) -> None:
-        """Move the logits until the table's own averages, over these lengths, are the measured.
-
-        A row's softmax divides by what is visible in it, so that the logarithm of an average is
-        only near. This is iterative scaling: where it rests, the table is the likeliest one.
-        """
-        measured = torch.cat([self.offsets[chosen], self.sinks[chosen]], 1) + TINY
-        for _ in range(_ROUNDS):
-            expected = torch.zeros_like(measured)
-            for length, count in self.lengths.items():
-                expected += count * self._expected(tables, length)
-            step = (measured / (expected + TINY)).log().clamp(-2, 2)
-            counts = torch.cat([self.offset_counts, self.sink_counts])
-            step = step * (counts > 0)
-            tables.offsets += step[:, :-2]
-            tables.sinks += step[:, -2:]
-
-    def _expected(self, tables: HeadTables, length: int) -> Tensor:
-        """The sums by distance and sink that the table gives one text of this length."""
-        slots = torch.arange(length)
-        distance = slots - slots[:, None]
-        visible = torch.ones(length, length, dtype=torch.bool)
-        if self.layer.causal:
-            visible = distance <= 0
-        if self.layer.window is not None:
-            visible &= distance.abs() < self.layer.window
-        logits = tables.logits(length, length, None, None, has_last=not self.layer.causal)
-        weights = visible_softmax(logits, visible)[0]  # (H, T, T)
-        sums = torch.zeros(len(weights), 2 * self.max_len + 1)
-        for column, slot in enumerate(self._sinks(torch.ones(1, length, dtype=torch.bool))):
-            at = int(slot)
-            sums[:, 2 * self.max_len - 1 + column] = weights[:, :, at].sum(1)
-            weights[:, :, at] = 0
-        place = (distance + self.max_len - 1).flatten()
-        return sums.index_add_(1, place, weights.flatten(1))
-
     def _sinks(self, real: Tensor) -> list[Tensor]:
-        """The slots of each text's first and, where attention is not causal, last token.
-
-        A text of one token has a last and no first: the column that a table reads there.
-        """
+        """The slots of each text's first and, where attention is not causal, last token."""
         number = real.to(torch.uint8)
         first, last = number.argmax(-1), real.shape[1] - 1 - number.flip(-1).argmax(-1)
         return [first] if self.layer.causal else [first, last]
@@ -168,7 +124,7 @@ def explain(hook: Hook, batches: Iterable[Batch], averages: list[Average]) -> li
         uniform = visible_softmax(torch.zeros(()).expand(weights.shape[-2:])[None, None], seen)
         sums[layer][0] += _squares(weights, uniform * 0, seen)
         sums[layer][1] += _squares(weights, uniform, seen)
-        slots = _slots(seen, causal)
+        slots = sink_slots(seen)
         for row, table in enumerate(tables[layer], start=2):
             logits = table.logits(*weights.shape[-2:], *slots, has_last=not causal)
             sums[layer][row] += _squares(weights, visible_softmax(logits, seen), seen)
@@ -204,18 +160,11 @@ def _squares(weights: Tensor, predicted: Tensor, seen: Tensor) -> Tensor:
     return (((weights - predicted) * seen) ** 2).sum((0, 2, 3)).double()
 
 
-def _slots(seen: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    number = seen[:, 0].any(-2).to(torch.uint8)
-    return number.argmax(-1), number.shape[1] - 1 - number.flip(-1).argmax(-1)
-
-
 def _sinks_only(average: Average) -> HeadTables:
     """A table that knows the sinks and is uniform elsewhere."""
     tables = average.tables("relative")
     others = average.offsets.sum(1) / average.offset_counts.sum().clamp(min=1)
     tables.offsets.copy_(others.clamp(min=TINY).log()[:, None].expand_as(tables.offsets))
-    counts = average.sink_counts.clamp(min=1)
-    tables.sinks.copy_((average.sinks / counts).clamp(min=TINY).log())
     return tables
 
 

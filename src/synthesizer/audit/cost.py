@@ -122,6 +122,26 @@ class Auditor:
             say(f"{count} of {len(order)} heads replaced: {points[-1].value:.4g}")
         return points
 
+    def most_moved(
+        self, examples: Examples, heads: Sequence[Head], count: int
+    ) -> list[dict[str, Any]]:
+        """The examples whose outputs move farthest with these heads replaced."""
+        original, outcome = self.outcome((), examples), self.outcome(heads, examples)
+        moved = outcome.moved_from(original, examples.metric)
+        if examples.metric == "spearman":  # a row of its own for each text of a pair
+            moved = moved.reshape(-1, 2).mean(1)
+        return [
+            {
+                "texts": [text[:200] for text in examples.texts[place]],
+                "target": examples.targets[place],
+                "moved": float(moved[place]),
+                "before": examples.shown(original, place),
+                "after": examples.shown(outcome, place),
+            }
+            for place in np.argsort(-moved)[:count].tolist()
+            if place < len(examples.texts)
+        ]
+
     def shuffled(self, seed: int) -> list[Head]:
         """All heads in random order: what the ranking must beat."""
         order = list(self.heads)

@@ -78,6 +78,15 @@ class Examples:
             return correlation_from_statistics(total)
         return percent_from_statistics(total)
 
+    def shown(self, outcome: "Outcome", place: int) -> float:
+        """What a reader compares of one example: its cosine, class, loss or agreement."""
+        if self.metric == "spearman":
+            pair = outcome.outputs[2 * place : 2 * place + 2]
+            return float(torch.cosine_similarity(pair[0], pair[1], dim=0))
+        if self.metric == "accuracy":
+            return int(outcome.outputs[place].argmax())
+        return float(outcome.statistics[place, 0] / outcome.statistics[place, 1])
+
 
 @dataclass(frozen=True)
 class Outcome:

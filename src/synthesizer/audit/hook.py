@@ -11,8 +11,6 @@ knows its biases, windows, soft caps and sinks; so a hooked model with nothing r
 model. A layer is a call: a model that shares one attention among its layers has all of them.
 """
 
-import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from synthesizer.errors import UserError
+from synthesizer.models.interface import own_attention
 from synthesizer.models.tables import HeadTables
 
 NAME = "synthesizer_audit"
@@ -94,7 +93,7 @@ class Hook:
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The model's own attention, then what is replaced in it."""
         call, self._calls = self._calls, self._calls + 1
-        output, weights = _own_attention(module)(module, query, key, value, mask, **options)
+        output, weights = own_attention(module)(module, query, key, value, mask, **options)
         if self._found is not None:
             same = query.shape[2] == key.shape[2]
             causal = not bool(_visible(mask, query, key).triu(1).any())  # nothing sees ahead
@@ -110,7 +109,9 @@ class Hook:
             return output, weights
         heads = torch.tensor(tables.heads, device=value.device)
         mine = value[:, heads // (query.shape[1] // value.shape[1])]
-        replaced = tables(mine, visible, causal=self.layers[layer].causal)
+        replaced = tables(
+            mine, visible, num_queries=query.shape[2], causal=self.layers[layer].causal
+        )
         return output.index_copy(2, heads, replaced.transpose(1, 2).to(output.dtype)), weights
 
     def _describe(
@@ -143,20 +144,6 @@ def _attend(
     if _active is None:
         raise UserError(f"attention {NAME!r} works inside an audit only; load the model again")
     return _active.attend(module, query, key, value, attention_mask, **options)
-
-
-def _own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The eager attention of the file that holds this module's forward."""
-    namespace = inspect.unwrap(type(module).forward).__globals__
-    own = namespace.get("eager_attention_forward")
-    if own is None:
-        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is None:
-        raise UserError(
-            f"{type(module).__name__} has no eager attention whose weights can be read; "
-            "audit another architecture"
-        )
-    return own  # type: ignore[no-any-return]
 
 
 def _visible(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:

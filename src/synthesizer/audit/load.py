@@ -52,8 +52,8 @@ def check_metric(metric: str, model: PreTrainedModel) -> None:
     if metric in fits and not name.endswith(fits[metric]):
         kind = "a language model" if metric == "loss" else "a classifier"
         raise UserError(
-            f"--metric {metric} needs {kind}, and the model is a {name}; choose --metric agreement, "
-            "or spearman with pairs and a score"
+            f"--metric {metric} needs {kind}, and the model is a {name}; "
+            "choose --metric agreement, or spearman with pairs and a score"
         )
 
 

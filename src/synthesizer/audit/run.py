@@ -44,6 +44,7 @@ from synthesizer.experiment.run import write_atomically
 from synthesizer.models.tables import KINDS
 
 RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"
+SHOWN = 5  # examples whose outputs moved farthest
 LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 
 
@@ -101,6 +102,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         best = most_heads(points, margin)
         halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
         control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say)
+        moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
     record = _record(asked, hook, metric, max_len, (fit, rank, judge))
     record |= {
         "value": original,
@@ -108,6 +110,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         "curve": [point.as_dict() for point in points],
         "control": [{**point.as_dict(), "order": "random"} for point in control],
         "order": order,
+        "most_moved": moved,
         "heads": _heads(costs, explained),
         "answer": best.as_dict(),
         "sentence": sentence(best, len(order), margin, metric),

@@ -2,6 +2,7 @@
 
 from synthesizer.models.backbone import SynthesizerModel
 from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.converted import ConvertedConfig
 from synthesizer.models.heads import (
     MODELS,
     SynthesizerForCausalLM,
@@ -11,6 +12,7 @@ from synthesizer.models.heads import (
 
 __all__ = [
     "MODELS",
+    "ConvertedConfig",
     "SynthesizerConfig",
     "SynthesizerForCausalLM",
     "SynthesizerForConditionalGeneration",

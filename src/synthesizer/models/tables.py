@@ -55,13 +55,14 @@ class HeadTables(nn.Module):
         is_last = slots == (num_keys - 1 if last is None else last[:, None]) if has_last else None
         return relative_logits(self.offsets, self.sinks, distance, is_first, is_last)
 
-    def forward(self, values: Tensor, visible: Tensor | None, *, causal: bool) -> Tensor:
+    def forward(
+        self, values: Tensor, visible: Tensor | None, *, num_queries: int, causal: bool
+    ) -> Tensor:
         """Attend: values (B, R, S, K) and who may look, (B or 1, 1, T, S), give (B, R, T, K).
 
         `visible` None means that every query may look at every key.
         """
         num_keys = values.shape[2]
-        num_queries = num_keys if visible is None else visible.shape[2]
         first, last = (None, None) if visible is None else sink_slots(visible)
         logits = self.logits(num_queries, num_keys, first, last, has_last=not causal)
         weights = visible_softmax(logits.to(values.dtype), visible)

@@ -1,4 +1,4 @@
-"""The command line's verbs for pretrained models; each imports what it needs inside itself."""
+"""synthesizer audit, convert."""
 
 import shlex
 import sys
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synthesizer.errors import UserError
+from synthesizer.experiment.console import say, say_aside, silence_libraries
 
 
 def audit(
@@ -40,7 +40,7 @@ def audit(
 
     Replaces heads by their average attention, measures what that costs, and says how many can go.
     """
-    quiet()
+    silence_libraries()
     from synthesizer.audit.run import Asked
     from synthesizer.audit.run import audit as measure
 
@@ -61,29 +61,6 @@ def audit(
         seed=seed,
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
-    record = measure(asked, note)
+    record = measure(asked, say_aside)
     say(record["sentence"])
     say(str(out / "report.html"))
-
-
-def quiet() -> None:
-    """Keep the libraries' own progress bars and advice off the screen."""
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        raise UserError(
-            "this needs transformers, which is not installed; "
-            "run pip install 'synthesizer-attention[train]'"
-        ) from None
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-
-
-def note(text: str) -> None:
-    """What stands beside the output, so that the output can be piped."""
-    sys.stderr.write(text + "\n")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

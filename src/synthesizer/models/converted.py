@@ -1,0 +1,243 @@
+"""Pretrained models in which tables replace the dot product of some heads.
+
+    ConvertedBertModel(ConvertedBertConfig)     BertModel, but for its replaced heads
+
+A converted class is its original's, made for any architecture on demand: the original builds
+itself, then the query and key projections of replaced heads are left out of its attention and the
+tables put there. `config.replaced` names both:
+
+    {"encoder.layer.0.attention.self": {"heads": [0, 5], "num_heads": 12, "num_key_heads": 12,
+     "d_head": 32, "max_len": 128, "kind": "relative"}}
+
+Heads of queries may share heads of keys; such a key goes when all its queries have gone.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.pytorch_utils import Conv1D
+
+from synthesizer.errors import UserError
+from synthesizer.models.cache import ValueLayer
+from synthesizer.models.interface import NAME
+from synthesizer.models.tables import HeadTables
+
+MODEL_TYPE = "synthesizer-converted"
+SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
+FUSED = "c_attn"  # GPT-2's one projection to queries, keys and values
+
+Replaced = Mapping[str, Mapping[str, Any]]
+
+
+class ConvertedConfig(PreTrainedConfig):
+    """What a folder of a converted model says; reading it gives the architecture's own class."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+        original = config_dict.get("original_model_type")
+        if original not in CONFIG_MAPPING:
+            raise UserError(
+                f"the converted model was a {original!r}, which this version of transformers does "
+                "not know; install the version that its config.json names"
+            )
+        return converted_config(CONFIG_MAPPING[original]).from_dict(config_dict, **kwargs)
+
+
+class Converted:
+    """What is added to an architecture's own class."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        if config._attn_implementation not in (None, NAME):
+            raise UserError(
+                f"attn_implementation={config._attn_implementation!r} would need the queries and "
+                "keys that were left out of a converted model; leave it out, too"
+            )
+        config._attn_implementation = NAME
+        super().__init__(config, *args, **kwargs)
+        narrow(self, config.replaced)  # type: ignore[arg-type]
+
+    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super()._prepare_cache_for_generation(*args, **kwargs)  # type: ignore[misc]
+        model_kwargs = kwargs.get("model_kwargs", args[1] if len(args) > 1 else {})
+        cache = model_kwargs.get("past_key_values")
+        if isinstance(cache, Cache):
+            drop_keys(self, cache)  # type: ignore[arg-type]
+
+
+class TableLayer(ValueLayer):
+    """A layer whose heads are all tables: it keeps values alone."""
+
+    def update(
+        self, key_states: Tensor | None, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor]:
+        _, values = super().update(None, value_states)
+        return key_states, values
+
+
+class NoProjection(nn.Module):
+    """In the place of a projection that no head is left for: one head of zeros, stored nowhere.
+
+    The architecture's code splits what it gets into heads, so there must be one to split.
+    """
+
+    def __init__(self, d_head: int) -> None:
+        super().__init__()
+        self.d_head = d_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(()).expand(*x.shape[:-1], self.d_head)
+
+
+class NarrowConv1D(Conv1D):  # type: ignore[misc]
+    """GPT-2's projection to fewer queries and keys, and all values; zeros stand for no head."""
+
+    def __init__(self, width: int, d_in: int, missing: int) -> None:
+        super().__init__(width, d_in)
+        self.missing = missing
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = super().forward(x)
+        return nn.functional.pad(projected, (self.missing, 0)) if self.missing else projected
+
+
+def narrow(model: PreTrainedModel, replaced: Replaced) -> None:
+    """Leave out the projections of replaced heads, and put tables there; weights are not kept."""
+    base = model.base_model
+    for name, facts in replaced.items():
+        attention = base.get_submodule(name)
+        _narrow_projections(attention, facts)
+        attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
+        attention.dot_heads = dot_heads(facts)
+        attention.dot_keys = [kept_keys(facts).index(h // _group(facts)) for h in dot_heads(facts)]
+
+
+def narrowed_state(
+    state: Mapping[str, Tensor], prefix: str, replaced: Replaced
+) -> dict[str, Tensor]:
+    """The original's weights without those of replaced heads; `prefix` is the base model's."""
+    kept = dict(state)
+    for name, facts in replaced.items():
+        width, at = facts["d_head"], f"{prefix}{name}."
+        rows = {"q": _rows(dot_heads(facts), width), "k": _rows(kept_keys(facts), width)}
+        fused = f"{at}{FUSED}.weight"
+        if fused in kept:
+            d_model = kept[fused].shape[1] // 3
+            columns = torch.cat(
+                [rows["q"], d_model + rows["k"], torch.arange(2 * d_model, 3 * d_model)]
+            )
+            for part in ("weight", "bias"):
+                kept[f"{at}{FUSED}.{part}"] = kept[f"{at}{FUSED}.{part}"][..., columns].clone()
+            continue
+        for names in SEPARATE:
+            for which, projection in zip("qk", names, strict=True):
+                for part in ("weight", "bias"):
+                    key = f"{at}{projection}.{part}"
+                    if key in kept and len(rows[which]):
+                        kept[key] = kept[key][rows[which]].clone()
+                    else:
+                        kept.pop(key, None)
+    return kept
+
+
+def check_convertible(attention: nn.Module) -> None:
+    """Refuse an attention whose projections have no layout that is known here."""
+    names = dict(attention.named_children())
+    known = any(set(pair) <= set(names) for pair in SEPARATE) or FUSED in names
+    if not known or "sinks" in dict(attention.named_parameters(recurse=False)):
+        raise UserError(
+            f"{type(attention).__name__} has {', '.join(names)} and no separate projections of "
+            "queries and keys that heads could be left out of; audit works, convert does not"
+        )
+
+
+def drop_keys(model: PreTrainedModel, cache: Cache) -> None:
+    """Let layers whose heads are all tables cache values alone."""
+    cache = getattr(cache, "self_attention_cache", cache)
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if getattr(module, "dot_heads", None) != [] or index is None:
+            continue
+        if index < len(cache.layers) and type(cache.layers[index]) is DynamicLayer:
+            cache.layers[index] = TableLayer()
+
+
+def dot_heads(facts: Mapping[str, Any]) -> list[int]:
+    """The heads that keep their dot product."""
+    return [head for head in range(facts["num_heads"]) if head not in facts["heads"]]
+
+
+def kept_keys(facts: Mapping[str, Any]) -> list[int]:
+    """The heads of keys that some head of queries still needs."""
+    return sorted({head // _group(facts) for head in dot_heads(facts)})
+
+
+def _group(facts: Mapping[str, Any]) -> int:
+    return int(facts["num_heads"] // facts["num_key_heads"])
+
+
+def _rows(heads: list[int], width: int) -> Tensor:
+    return torch.tensor([head * width + k for head in heads for k in range(width)], dtype=torch.long)
+
+
+def _narrow_projections(attention: nn.Module, facts: Mapping[str, Any]) -> None:
+    check_convertible(attention)
+    width = facts["d_head"]
+    queries, keys = len(dot_heads(facts)) * width, len(kept_keys(facts)) * width
+    children = dict(attention.named_children())
+    if FUSED in children:
+        d_in, three = children[FUSED].weight.shape
+        missing = 0 if queries else 2 * width
+        attention.c_attn = NarrowConv1D(queries + keys + three // 3, d_in, missing)
+        attention.split_size = [queries or width, keys or width, three // 3]
+        return
+    pair = next(pair for pair in SEPARATE if set(pair) <= set(children))
+    for name, size in zip(pair, (queries, keys), strict=True):
+        old = children[name]
+        new: nn.Module = NoProjection(width)
+        if size:
+            new = nn.Linear(old.in_features, size, bias=old.bias is not None)
+        setattr(attention, name, new)
+
+
+@cache
+def converted_config(original: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The converted twin of a config class; its models are registered with it."""
+    if getattr(original, "model_type", "") == MODEL_TYPE:
+        return original
+    name = f"Converted{original.__name__}"
+    body = {"model_type": MODEL_TYPE, "__module__": __name__}
+    twin: type[PreTrainedConfig] = type(name, (original,), body)
+    for auto in vars(modeling_auto).values():
+        if not isinstance(auto, type) or not auto.__name__.startswith("AutoModel"):
+            continue
+        if original not in auto._model_mapping:
+            continue
+        found = auto._model_mapping[original]
+        model = found[0] if isinstance(found, tuple) else found
+        auto.register(twin, _converted_model(model, twin), exist_ok=True)
+    return twin
+
+
+def converted_model(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The converted twin of a model class."""
+    return _converted_model(original, converted_config(original.config_class))
+
+
+@cache
+def _converted_model(
+    original: type[PreTrainedModel], config_class: type[PreTrainedConfig]
+) -> type[PreTrainedModel]:
+    body = {"config_class": config_class, "__module__": __name__}
+    return type(f"Converted{original.__name__}", (Converted, original), body)
+
+
+AutoConfig.register(MODEL_TYPE, ConvertedConfig, exist_ok=True)

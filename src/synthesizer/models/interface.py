@@ -1,0 +1,139 @@
+"""transformers' attention interface: the function of converted models, and its mask twin.
+
+A layer without tables attends as its architecture does. One with tables has queries and keys of its
+dot heads alone, and values of all.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from synthesizer.errors import UserError
+
+NAME = "synthesizer"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,  # noqa: ANN401  whatever this architecture passes
+) -> tuple[Tensor, Tensor | None]:
+    """(B, T, H, K) from queries and keys of dot heads, and values of all."""
+    tables = getattr(module, "tables", None)
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+    if tables is None:
+        if options.get("softcap") is None:
+            return sdpa_attention_forward(  # type: ignore[no-any-return]
+                module, query, key, value, attention_mask, **options
+            )
+        mask = _added(attention_mask, query, key, causal)
+        return own_attention(module)(module, query, key, value, mask, **options)
+    num_heads = len(module.dot_heads) + len(tables.heads)
+    num_queries, num_keys = query.shape[2], value.shape[2]
+    visible = attention_mask
+    if visible is None and causal and num_queries > 1:
+        visible = _past(num_queries, num_keys, query.device)
+    group = num_heads // value.shape[1]
+    replaced = _heads(value, [head // group for head in tables.heads])
+    parts = [tables(replaced, visible, num_queries=num_queries, causal=causal)]
+    if module.dot_heads:
+        keys = _heads(key, module.dot_keys)
+        values = _heads(value, [head // group for head in module.dot_heads])
+        bias = options.get("position_bias")
+        bias = None if bias is None else bias[:, module.dot_heads]
+        parts.insert(0, _dot(query, keys, values, visible, bias, options))
+    order = torch.tensor([*module.dot_heads, *tables.heads], device=value.device).argsort()
+    return torch.cat(parts, 1)[:, order].transpose(1, 2), None
+
+
+def mask_of(
+    *args: Any,  # noqa: ANN401  transformers' own, by name
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,  # noqa: ANN401
+) -> Tensor | None:
+    """True where a query may look, or None; it knows at which slot each text begins.
+
+    A window may have dropped the first token: then its slot is negative, and no key is the first.
+    """
+    skip = allow_is_causal_skip and not (isinstance(kv_offset, int) and kv_offset > 0)
+    mask: Tensor | None = sdpa_mask(
+        *args, kv_offset=kv_offset, attention_mask=attention_mask, allow_is_causal_skip=skip,
+        **options,
+    )  # fmt: skip
+    if mask is not None:
+        begins = mask.new_zeros(len(mask), dtype=torch.long)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            begins = attention_mask.to(torch.uint8).argmax(-1)
+        mask.first_slot = begins - kv_offset  # type: ignore[attr-defined]
+    return mask
+
+
+def own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The eager attention of the file that holds this module's forward."""
+    namespace = inspect.unwrap(type(module).forward).__globals__
+    own = namespace.get("eager_attention_forward")
+    if own is None:
+        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise UserError(
+            f"{type(module).__name__} has no eager attention whose weights can be read; "
+            "audit another architecture"
+        )
+    return own  # type: ignore[no-any-return]
+
+
+def _dot(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, bias: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """Dot-product attention of heads whose keys and values are laid out one for one."""
+    scaling, dropout = options.get("scaling"), options.get("dropout") or 0.0
+    softcap = options.get("softcap")
+    mask = visible
+    if bias is not None:
+        mask = bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
+    if softcap is None:
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+        )
+    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    logits = (logits / softcap).tanh() * softcap
+    if visible is not None:
+        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    return nn.functional.dropout(logits.softmax(-1), dropout) @ value
+
+
+def _heads(states: Tensor, heads: list[int]) -> Tensor:
+    return states if heads == list(range(states.shape[1])) else states[:, heads]
+
+
+def _past(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    slots = torch.arange(num_keys, device=device)
+    return (slots <= slots[num_keys - num_queries :, None])[None, None]
+
+
+def _added(visible: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
+    """The mask as a number to add to logits."""
+    if visible is None and causal and query.shape[2] > 1:
+        visible = _past(query.shape[2], key.shape[2], query.device)
+    if visible is None:
+        return None
+    zero = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(visible, zero, torch.finfo(query.dtype).min)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, mask_of)

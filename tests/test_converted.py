@@ -1,0 +1,115 @@
+"""A converted model computes what the audited one did, without the projections that it left out."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from pretrained import MODELS, build, inputs
+from synthesizer.audit.convert import build_converted
+from synthesizer.audit.hook import Hook
+from synthesizer.errors import UserError
+from synthesizer.models.tables import HeadTables
+
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def drawn(heads, kind="relative", max_len=16):
+    tables = HeadTables(heads, max_len, kind).requires_grad_(False)
+    for parameter in tables.parameters():
+        parameter.normal_()
+    return tables
+
+
+def pair(name, heads):
+    """A model with heads replaced in its hook, and its conversion."""
+    model, batch = build(name), inputs(name)
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        hook.tables = {
+            place: drawn(chosen) for place, chosen in enumerate(heads(hook.layers)) if chosen
+        }
+        hooked = model(**batch).logits
+        layers, tables = hook.layers, hook.tables
+    return model, hooked, build_converted(model, layers, tables), batch
+
+
+some = {
+    "one": lambda layers: [(1,), *[()] * (len(layers) - 1)],
+    "most": lambda layers: [tuple(range(layer.num_heads - 1)) for layer in layers],
+    "a whole layer": lambda layers: [(), *[tuple(range(la.num_heads)) for la in layers[1:]]],
+    "all": lambda layers: [tuple(range(layer.num_heads)) for layer in layers],
+}
+
+
+@every_model
+@pytest.mark.parametrize("heads", some)
+def test_converted_equals_hooked(name, heads):
+    model, hooked, converted, batch = pair(name, some[heads])
+    with torch.no_grad():
+        real = batch.get("attention_mask")
+        ours = converted(**batch).logits
+    if real is not None and real.shape[1] == ours.shape[1]:
+        ours, hooked = ours[real.bool()], hooked[real.bool()]
+    torch.testing.assert_close(ours, hooked, rtol=1e-4, atol=1e-5)
+    before = sum(p.numel() for p in model.parameters())
+    tables = sum(p.numel() for n, p in converted.named_parameters() if ".tables." in n)
+    assert sum(p.numel() for p in converted.parameters()) - tables < before
+
+
+def test_a_replaced_head_has_no_query_and_no_key():
+    _, _, converted, _ = pair("llama", some["most"])
+    attention = converted.model.layers[0].self_attn
+    assert attention.q_proj.weight.shape == (6, 24)  # one head of four, six wide
+    assert attention.k_proj.weight.shape == (6, 24)  # one of two: two heads shared the other
+    assert attention.v_proj.weight.shape == (12, 24)
+    _, _, converted, _ = pair("llama", some["all"])
+    assert not list(converted.model.layers[0].self_attn.q_proj.parameters())
+
+
+@every_model
+def test_saved_equals_loaded(name, tmp_path):
+    _, _, converted, batch = pair(name, some["most"])
+    converted.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.model_type == "synthesizer-converted"
+    loaded = type(converted).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, converted(**batch).logits)
+    assert (tmp_path / "model.safetensors").exists()
+    base = AutoModel.from_pretrained(tmp_path)
+    assert any(".tables." in key for key in base.state_dict())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", "t5"])
+@pytest.mark.parametrize("heads", ["most", "a whole layer"])
+def test_cached_decoding_equals_uncached(name, heads):
+    _, _, converted, batch = pair(name, some[heads])
+    ids = batch["input_ids"]
+    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7]) if name != "t5" else batch["attention_mask"]
+    options = {"attention_mask": left, "max_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    options["eos_token_id"] = None
+    with torch.no_grad():
+        cached = converted.generate(ids, use_cache=True, **options)
+        plain = converted.generate(ids, use_cache=False, **options)
+    assert torch.equal(cached, plain)
+
+
+def test_a_layer_of_tables_caches_values_alone():
+    _, _, converted, batch = pair("llama", some["all"])
+    out = converted.generate(
+        batch["input_ids"], max_new_tokens=3, return_dict_in_generate=True, eos_token_id=None
+    )
+    for layer in out.past_key_values.layers:
+        assert layer.keys is None
+        assert layer.values.shape[1] == 2
+
+
+def test_another_attention_is_refused(tmp_path):
+    _, _, converted, _ = pair("bert", some["one"])
+    converted.save_pretrained(tmp_path)
+    with pytest.raises(UserError) as error:
+        AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
+    assert str(error.value) == (
+        "attn_implementation='eager' would need the queries and keys that were left out of a "
+        "converted model; leave it out, too"
+    )
