@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel
 
 from pretrained import MODELS, build, inputs
 from synthesizer.audit.convert import build_converted
@@ -113,3 +113,33 @@ def test_another_attention_is_refused(tmp_path):
         "attn_implementation='eager' would need the queries and keys that were left out of a "
         "converted model; leave it out, too"
     )
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "causal"])
+@pytest.mark.parametrize("max_len", [5, 16])
+def test_the_shared_matrix_gives_what_each_example_alone_would(mask, max_len):
+    """Values and gradients of the fast way, in float64; texts of one token and of all."""
+    torch.manual_seed(0)
+    tables = HeadTables((0, 2, 3), max_len).double()
+    for parameter in tables.parameters():
+        parameter.data.normal_()
+    values = torch.randn(4, 3, 7, 2, dtype=torch.float64, requires_grad=True)
+    visible = None
+    if mask == "padding":
+        lengths = torch.tensor([7, 1, 4, 6])
+        visible = (torch.arange(7) < lengths[:, None])[:, None, None].expand(4, 1, 7, 7)
+    options = {"num_queries": 7, "causal": mask == "causal"}
+    assert tables._is_shared(visible, 7, 7)
+    fast = tables(values, visible, **options)
+    everywhere = torch.ones(1, 1, 7, 7, dtype=torch.bool)
+    given = visible.contiguous() if mask == "padding" else everywhere
+    plain = tables(values, given.tril() if mask == "causal" else given.contiguous(), **options)
+    torch.testing.assert_close(fast, plain)
+    leaves = [values, tables.offsets, tables.sinks]
+    weight = torch.randn_like(fast)
+    for ours, theirs in zip(
+        torch.autograd.grad((fast * weight).sum(), leaves),
+        torch.autograd.grad((plain * weight).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "study": {"models", "experiment", "data", "metrics", "tasks", "training"},
     "report": {"experiment", "metrics", "study.verdict", "study.sequential", "study.evidence"},
     "benchmark": {"attention", "models", "training.meter", "report"},
-    "audit": {"attention", "models", "experiment", "data", "metrics", "report"},
+    "audit": {"models", "experiment", "data", "metrics", "report", "benchmark.clock"},
 }
 NO_TORCH = {"errors", "sizes", "spec", "experiment", "metrics", "report", "cli"}
 EDGE = {"cli", "fast"}  # the command line imports anything; nothing imports it

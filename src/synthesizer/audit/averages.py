@@ -126,7 +126,8 @@ def explain(hook: Hook, batches: Iterable[Batch], averages: list[Average]) -> li
         sums[layer][1] += _squares(weights, uniform, seen)
         slots = sink_slots(seen)
         for row, table in enumerate(tables[layer], start=2):
-            logits = table.logits(*weights.shape[-2:], *slots, has_last=not causal)
+            size = weights.shape[-1]
+            logits = table.logits(size, size, *slots, has_last=not causal)
             sums[layer][row] += _squares(weights, visible_softmax(logits, seen), seen)
 
     hook.observe = look

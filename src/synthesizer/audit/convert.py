@@ -48,11 +48,13 @@ def build_converted(
     facts = copy.deepcopy(model.config).to_dict()
     original = facts.pop("model_type")
     facts |= {"original_model_type": original, "replaced": replaced}
-    config = converted_config(type(model.config)).from_dict(facts)
+    own: Any = type(model.config)
+    config = converted_config(own).from_dict(facts)
     converted = converted_model(type(model))(config)
     missing, unexpected = converted.load_state_dict(state, strict=False)
     tied = set(converted.all_tied_weights_keys)
-    assert not set(missing) - tied and not unexpected, (missing, unexpected)
+    assert not set(missing) - tied, missing
+    assert not unexpected, unexpected
     converted.tie_weights()
     converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
     return converted.to(model.dtype).eval()

@@ -17,6 +17,7 @@ from synthesizer.audit.averages import Average
 from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
 from synthesizer.audit.hook import Hook
 from synthesizer.metrics.per_example import Statistics
+from synthesizer.models.tables import HeadTables
 
 Head = tuple[int, int]  # layer, head
 Say = Callable[[str], None]
@@ -66,14 +67,16 @@ class Auditor:
         ]
         self._whole = [average.tables(kind) for average in averages]
 
+    def tables(self, heads: Iterable[Head]) -> dict[int, HeadTables]:
+        """By layer, the tables of these heads."""
+        chosen: dict[int, list[int]] = {}
+        for layer, head in sorted(map(tuple, heads)):
+            chosen.setdefault(layer, []).append(head)
+        return {layer: self._whole[layer].pick(inside) for layer, inside in chosen.items()}
+
     def outcome(self, heads: Iterable[Head], examples: Examples) -> Outcome:
         """What the model makes of the examples with these heads replaced."""
-        chosen: dict[int, list[int]] = {}
-        for layer, head in sorted(heads):
-            chosen.setdefault(layer, []).append(head)
-        self.hook.tables = {
-            layer: self._whole[layer].pick(inside) for layer, inside in chosen.items()
-        }
+        self.hook.tables = self.tables(heads)
         try:
             return run(self.hook.model, examples)
         finally:

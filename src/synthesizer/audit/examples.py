@@ -101,8 +101,8 @@ class Outcome:
             ours, theirs = (o.statistics[:, 0] / o.statistics[:, 1] for o in (self, original))
             return np.asarray(ours - theirs)
         if metric == "accuracy":
-            ours, theirs = self.outputs.log_softmax(-1), original.outputs.log_softmax(-1)
-            return (theirs.exp() * (theirs - ours)).sum(-1).double().numpy()
+            now, then = self.outputs.log_softmax(-1), original.outputs.log_softmax(-1)
+            return (then.exp() * (then - now)).sum(-1).double().numpy()
         return (1 - torch.cosine_similarity(self.outputs, original.outputs)).double().numpy()
 
 

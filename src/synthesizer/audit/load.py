@@ -22,7 +22,7 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         raise _unreadable(name, error) from None
     require_interface(model)
     model.float()
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes

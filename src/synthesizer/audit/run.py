@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 import synthesizer
 from synthesizer.audit.averages import Average, Explained, explain, measure_averages
+from synthesizer.audit.convert import build_converted
 from synthesizer.audit.cost import (
     Auditor,
     HeadCost,
@@ -31,7 +32,7 @@ from synthesizer.audit.cost import (
     sentence,
 )
 from synthesizer.audit.examples import METRICS, Example, Examples, encode, read_examples
-from synthesizer.audit.hook import Hook
+from synthesizer.audit.hook import Hook, Layer
 from synthesizer.audit.load import (
     check_metric,
     guess_metric,
@@ -39,6 +40,8 @@ from synthesizer.audit.load import (
     load_tokenizer,
     num_positions,
 )
+from synthesizer.audit.page import audit_page
+from synthesizer.audit.size import measure_speed, size_with
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import write_atomically
 from synthesizer.models.tables import KINDS
@@ -115,8 +118,34 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         "answer": best.as_dict(),
         "sentence": sentence(best, len(order), margin, metric),
     }
+    record["sizes"] = sizes(record)
+    record["speed"] = _speeds(model, record, auditor)
     _write(asked.out, record, averages, asked.table)
     return record
+
+
+def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
+    """Parameters, FLOPs and cache at every point of a record's curve."""
+    layers = [Layer(**layer) for layer in record["layers"]]
+    length = record["max_len"]
+    found = [
+        size_with(layers, record["d_model"], length, record["order"][: point["replaced"]])
+        for point in record["curve"]
+    ]
+    return [asdict(size) for size in found]
+
+
+def _speeds(model: PreTrainedModel, record: dict[str, Any], auditor: Auditor) -> list[Any]:
+    """Time the original beside the model of the answer and the one without any dot product."""
+    models = {"original": model}
+    try:
+        for count in sorted({record["answer"]["replaced"], len(record["order"])} - {0}):
+            tables = auditor.tables(record["order"][:count])
+            models[f"{count} heads replaced"] = build_converted(model, auditor.hook.layers, tables)
+    except UserError:  # an architecture that can be audited and not converted
+        return []
+    model.set_attn_implementation("sdpa")
+    return measure_speed(models, num_positions(model) or LONGEST)
 
 
 def read_audit(path: Path) -> dict[str, Any]:
@@ -225,6 +254,13 @@ def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str
     write_atomically(out / TABLES, lambda path: save_file(tensors, path))
     text = json.dumps(record, indent=1)
     write_atomically(out / RECORD, lambda path: _text(path, text))
+    write_page(out)
+
+
+def write_page(out: Path) -> None:
+    """Draw the page of an audit from its record."""
+    html = audit_page(read_audit(out), out / TABLES)
+    write_atomically(out / PAGE, lambda path: _text(path, html))
 
 
 def _text(path: Path, text: str) -> None:

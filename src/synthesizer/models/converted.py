@@ -52,7 +52,7 @@ class ConvertedConfig(PreTrainedConfig):
         return converted_config(CONFIG_MAPPING[original]).from_dict(config_dict, **kwargs)
 
 
-class Converted:
+class Converted(PreTrainedModel):
     """What is added to an architecture's own class."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
@@ -63,14 +63,14 @@ class Converted:
             )
         config._attn_implementation = NAME
         super().__init__(config, *args, **kwargs)
-        narrow(self, config.replaced)  # type: ignore[arg-type]
+        narrow(self, config.replaced)
 
     def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super()._prepare_cache_for_generation(*args, **kwargs)  # type: ignore[misc]
+        super()._prepare_cache_for_generation(*args, **kwargs)
         model_kwargs = kwargs.get("model_kwargs", args[1] if len(args) > 1 else {})
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, Cache):
-            drop_keys(self, cache)  # type: ignore[arg-type]
+            drop_keys(self, cache)
 
 
 class TableLayer(ValueLayer):
@@ -97,7 +97,7 @@ class NoProjection(nn.Module):
         return x.new_zeros(()).expand(*x.shape[:-1], self.d_head)
 
 
-class NarrowConv1D(Conv1D):  # type: ignore[misc]
+class NarrowConv1D(Conv1D):
     """GPT-2's projection to fewer queries and keys, and all values; zeros stand for no head."""
 
     def __init__(self, width: int, d_in: int, missing: int) -> None:
@@ -113,7 +113,7 @@ def narrow(model: PreTrainedModel, replaced: Replaced) -> None:
     """Leave out the projections of replaced heads, and put tables there; weights are not kept."""
     base = model.base_model
     for name, facts in replaced.items():
-        attention = base.get_submodule(name)
+        attention: Any = base.get_submodule(name)
         _narrow_projections(attention, facts)
         attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
         attention.dot_heads = dot_heads(facts)
@@ -185,14 +185,16 @@ def _group(facts: Mapping[str, Any]) -> int:
 
 
 def _rows(heads: list[int], width: int) -> Tensor:
-    return torch.tensor([head * width + k for head in heads for k in range(width)], dtype=torch.long)
+    return torch.tensor(
+        [head * width + k for head in heads for k in range(width)], dtype=torch.long
+    )
 
 
-def _narrow_projections(attention: nn.Module, facts: Mapping[str, Any]) -> None:
+def _narrow_projections(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
     check_convertible(attention)
     width = facts["d_head"]
     queries, keys = len(dot_heads(facts)) * width, len(kept_keys(facts)) * width
-    children = dict(attention.named_children())
+    children: dict[str, Any] = dict(attention.named_children())
     if FUSED in children:
         d_in, three = children[FUSED].weight.shape
         missing = 0 if queries else 2 * width
@@ -209,16 +211,19 @@ def _narrow_projections(attention: nn.Module, facts: Mapping[str, Any]) -> None:
 
 
 @cache
-def converted_config(original: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+def converted_config(original: Any) -> Any:  # noqa: ANN401  a class of configs and its twin
     """The converted twin of a config class; its models are registered with it."""
     if getattr(original, "model_type", "") == MODEL_TYPE:
         return original
     name = f"Converted{original.__name__}"
     body = {"model_type": MODEL_TYPE, "__module__": __name__}
-    twin: type[PreTrainedConfig] = type(name, (original,), body)
-    for auto in vars(modeling_auto).values():
-        if not isinstance(auto, type) or not auto.__name__.startswith("AutoModel"):
-            continue
+    twin = type(name, (original,), body)
+    autos: list[Any] = [
+        auto
+        for name, auto in vars(modeling_auto).items()
+        if isinstance(auto, type) and name.startswith("AutoModel")
+    ]
+    for auto in autos:
         if original not in auto._model_mapping:
             continue
         found = auto._model_mapping[original]
@@ -227,15 +232,13 @@ def converted_config(original: type[PreTrainedConfig]) -> type[PreTrainedConfig]
     return twin
 
 
-def converted_model(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def converted_model(original: Any) -> Any:  # noqa: ANN401  a class of models and its twin
     """The converted twin of a model class."""
     return _converted_model(original, converted_config(original.config_class))
 
 
 @cache
-def _converted_model(
-    original: type[PreTrainedModel], config_class: type[PreTrainedConfig]
-) -> type[PreTrainedModel]:
+def _converted_model(original: Any, config_class: Any) -> Any:  # noqa: ANN401
     body = {"config_class": config_class, "__module__": __name__}
     return type(f"Converted{original.__name__}", (Converted, original), body)
 

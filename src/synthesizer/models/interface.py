@@ -7,7 +7,7 @@ dot heads alone, and values of all.
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from synthesizer.errors import UserError
+from synthesizer.models.tables import past
 
 NAME = "synthesizer"
 
@@ -34,26 +35,25 @@ def attend(
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
     if tables is None:
         if options.get("softcap") is None:
-            return sdpa_attention_forward(  # type: ignore[no-any-return]
-                module, query, key, value, attention_mask, **options
-            )
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         mask = _added(attention_mask, query, key, causal)
         return own_attention(module)(module, query, key, value, mask, **options)
-    num_heads = len(module.dot_heads) + len(tables.heads)
+    dot_heads, dot_keys = cast("list[int]", module.dot_heads), cast("list[int]", module.dot_keys)
+    num_heads = len(dot_heads) + len(tables.heads)
     num_queries, num_keys = query.shape[2], value.shape[2]
     visible = attention_mask
-    if visible is None and causal and num_queries > 1:
-        visible = _past(num_queries, num_keys, query.device)
     group = num_heads // value.shape[1]
     replaced = _heads(value, [head // group for head in tables.heads])
     parts = [tables(replaced, visible, num_queries=num_queries, causal=causal)]
-    if module.dot_heads:
-        keys = _heads(key, module.dot_keys)
-        values = _heads(value, [head // group for head in module.dot_heads])
+    if dot_heads:
+        if visible is None and causal and num_queries > 1:
+            visible = past(num_queries, num_keys, query.device)
+        keys = _heads(key, dot_keys)
+        values = _heads(value, [head // group for head in dot_heads])
         bias = options.get("position_bias")
-        bias = None if bias is None else bias[:, module.dot_heads]
+        bias = None if bias is None else bias[:, dot_heads]
         parts.insert(0, _dot(query, keys, values, visible, bias, options))
-    order = torch.tensor([*module.dot_heads, *tables.heads], device=value.device).argsort()
+    order = torch.tensor([*dot_heads, *tables.heads], device=value.device).argsort()
     return torch.cat(parts, 1)[:, order].transpose(1, 2), None
 
 
@@ -92,7 +92,7 @@ def own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
             f"{type(module).__name__} has no eager attention whose weights can be read; "
             "audit another architecture"
         )
-    return own  # type: ignore[no-any-return]
+    return own
 
 
 def _dot(
@@ -120,15 +120,10 @@ def _heads(states: Tensor, heads: list[int]) -> Tensor:
     return states if heads == list(range(states.shape[1])) else states[:, heads]
 
 
-def _past(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    slots = torch.arange(num_keys, device=device)
-    return (slots <= slots[num_keys - num_queries :, None])[None, None]
-
-
 def _added(visible: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
     """The mask as a number to add to logits."""
     if visible is None and causal and query.shape[2] > 1:
-        visible = _past(query.shape[2], key.shape[2], query.device)
+        visible = past(query.shape[2], key.shape[2], query.device)
     if visible is None:
         return None
     zero = torch.zeros((), dtype=query.dtype, device=query.device)

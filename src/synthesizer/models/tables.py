@@ -16,6 +16,7 @@ from synthesizer.attention.relative import relative_logits
 
 RELATIVE, ABSOLUTE = "relative", "random"
 KINDS = (RELATIVE, ABSOLUTE)
+_SPAN = 60.0  # of logits: float32's exponentials reach from -87 to 88
 
 
 class HeadTables(nn.Module):
@@ -60,9 +61,13 @@ class HeadTables(nn.Module):
     ) -> Tensor:
         """Attend: values (B, R, S, K) and who may look, (B or 1, 1, T, S), give (B, R, T, K).
 
-        `visible` None means that every query may look at every key.
+        `visible` None: at every key or, where attention is causal, at all but later ones.
         """
         num_keys = values.shape[2]
+        if self._is_shared(visible, num_queries, num_keys):
+            return self._attend_shared(values, visible, causal=causal)
+        if visible is None and causal and num_queries > 1:
+            visible = past(num_queries, num_keys, values.device)
         first, last = (None, None) if visible is None else sink_slots(visible)
         logits = self.logits(num_queries, num_keys, first, last, has_last=not causal)
         weights = visible_softmax(logits.to(values.dtype), visible)
@@ -71,6 +76,57 @@ class HeadTables(nn.Module):
             mixed = (weights[0] @ flat).unflatten(2, (values.shape[0], -1))
             return mixed.permute(2, 0, 1, 3)
         return weights @ values
+
+    def _is_shared(self, visible: Tensor | None, num_queries: int, num_keys: int) -> bool:
+        """Whether one matrix serves the whole batch: no mask, or padding that hides keys from all.
+
+        Logits that span more than float32's exponents could divide zero by zero there.
+        """
+        if self.kind != RELATIVE or num_queries != num_keys or torch.compiler.is_compiling():
+            return False
+        alike = visible is None or visible.stride(2) == 0  # one row, expanded
+        logits = torch.cat([self.offsets.detach(), self.sinks.detach()], 1)
+        return alike and bool((logits.amax(1) - logits.amin(1)).max() < _SPAN)
+
+    def _attend_shared(self, values: Tensor, visible: Tensor | None, *, causal: bool) -> Tensor:
+        """Y = (E m V + f v_first + l v_last) / (the same of ones), E[i,j] = exp(r[j - i]).
+
+        E is one (T, S) matrix per head whatever the batch; exponentials are taken of 2N numbers,
+        and their diagonals laid out by strides. m hides padding and both sinks.
+        """
+        batch, _, size, _ = values.shape
+        top = torch.maximum(self.offsets.amax(1), self.sinks.amax(1)).detach()[:, None]
+        near = (self.offsets - top).exp().to(values.dtype)  # (R, 2N - 1)
+        sinks = (self.sinks - top).exp().to(values.dtype)  # (R, 2)
+        reach = self.max_len - 1
+        ends = (max(0, size - 1 - reach),) * 2  # farther distances read the ends
+        near = nn.functional.pad(near[:, None], ends, mode="replicate")[:, 0]
+        middle = near.shape[1] // 2
+        near = near[:, middle - size + 1 : middle + size]
+        matrix = near.unfold(1, size, 1).flip(1)  # (R, T, S): row i begins at distance -i
+        plain = values.new_ones(batch, size)
+        first, last = values.new_zeros(batch, dtype=torch.long), None
+        if visible is not None:
+            plain = visible[:, 0, 0].to(values.dtype).expand(batch, -1)
+            first = plain.argmax(-1)
+        if causal:
+            matrix = matrix.tril()
+        else:
+            last = size - 1 - plain.flip(-1).argmax(-1)
+        ones = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # the last column sums
+        rows = torch.arange(batch, device=values.device)
+        hidden = plain.index_put((rows, first), plain.new_zeros(()))
+        if last is not None:
+            hidden = hidden.index_put((rows, last), plain.new_zeros(()))
+            first = torch.where(first == last, -1, first)  # a text of one token has a last one
+        flat = (ones * hidden[:, None, :, None]).permute(1, 2, 0, 3).flatten(2)
+        total = (matrix @ flat).unflatten(2, (batch, -1)).permute(2, 0, 1, 3)  # (B, R, T, K + 1)
+        for column, slot in enumerate((first, last)):
+            if slot is not None:
+                term = ones[rows, :, slot] * sinks[:, column, None]  # (B, R, K + 1)
+                term = term * (slot >= 0)[:, None, None]
+                total = total + term[:, :, None]
+        return total[..., :-1] / total[..., -1:]
 
     def pick(self, heads: Sequence[int]) -> "HeadTables":
         """The tables of some of these heads, sharing no memory."""
@@ -90,6 +146,12 @@ def visible_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
         return logits.softmax(-1)
     weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
     return weights.nan_to_num(0.0)
+
+
+def past(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """True at each query's own and earlier keys, (1, 1, T, S); queries are the last of the keys."""
+    slots = torch.arange(num_keys, device=device)
+    return (slots <= slots[num_keys - num_queries :, None])[None, None]
 
 
 def sink_slots(visible: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -1,0 +1,219 @@
+"""The page of an audit: the answer, the curve, the heads, what is saved, and where outputs moved.
+
+Read from audit.json and tables.safetensors alone, so that it can be drawn again at any time.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LogNorm, PowerNorm
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from synthesizer.audit.cost import unit
+from synthesizer.report.page import Plot, Section, figures, page, paragraph, table
+from synthesizer.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
+
+Record = dict[str, Any]
+_NEAR = 8  # distances shown on each side
+_KINDS = {
+    "positional": "attends by distance",
+    "sink": "mostly the first or last token",
+    "uniform": "nearly the same everywhere",
+    "content": "depends on the tokens: averages explain less than half",
+}
+
+
+def audit_page(record: Record, tables: Path) -> str:
+    """The whole page."""
+    sections = [
+        Section("How much the metric loses", figures([_curve(record)]) + _curve_table(record)),
+        Section("Which heads", _heads_words(record) + figures([_heat(record, "moved")])),
+    ]
+    if record["table"] == "relative":
+        plots = _maps(record, load_file(tables))
+        sections.append(Section("Where heads look on average", figures(plots)))
+    if record.get("speed"):
+        sections.append(Section("Measured speed", _speed(record)))
+    if record["most_moved"]:
+        sections.append(Section("Examples that moved farthest", _moved(record)))
+    sections.append(Section("How it was measured", _method(record)))
+    name = Path(record["model"]).name
+    return page(f"Which heads of {name} need dot products?", sections, _lead(record))
+
+
+def _lead(record: Record) -> str:
+    cut = f" {record['num_cut']} texts were cut at {record['max_len']} tokens."
+    return paragraph(record["sentence"], "answer") + paragraph(
+        f"{record['architecture']}, {len(record['order'])} heads in {len(record['layers'])} layers "
+        f"of self-attention; {record['metric']} {record['value']:.4g} on {record['num_judge']} "
+        f"examples of {record['data']}. A replaced head attends by a table of its average "
+        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}",
+        "note",
+    )
+
+
+def _curve(record: Record) -> Plot:
+    points, control = record["curve"], record["control"]
+    with drawing(3.2, 6.4) as (figure, axes):
+        counts = [point["replaced"] for point in points]
+        costs = [point["cost"] for point in points]
+        low, high = ([point[end] for point in points] for end in ("low", "high"))
+        axes.fill_between(counts, low, high, color=BLUE, alpha=0.18, linewidth=0)
+        axes.plot(counts, costs, "o-", color=BLUE, markersize=4, label="in the order of cost")
+        below = [point["cost"] - point["low"] for point in control]
+        above = [point["high"] - point["cost"] for point in control]
+        axes.errorbar(
+            [p["replaced"] for p in control], [p["cost"] for p in control], yerr=[below, above],
+            fmt="s", color=RED, markersize=4, linewidth=1.2, label="in random order",
+        )  # fmt: skip
+        axes.axhline(record["margin"], color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
+        axes.text(0, record["margin"], " allowed", color=MUTED, fontsize=9, va="bottom")
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        axes.axvline(record["answer"]["replaced"], color=SHADE, linewidth=6, zorder=0)
+        axes.set_xlabel("heads replaced by tables")
+        axes.set_ylabel(f"loss, {unit(record['metric'])}")
+        axes.legend(loc="upper left")
+        svg = to_svg(figure, "Loss of the metric by the number of heads replaced, with its band")
+    return Plot(svg, "Bands and bars: nine of ten resamples of the examples. Grey: the answer.")
+
+
+def _curve_table(record: Record) -> str:
+    first = record["sizes"][0]
+    rows = [
+        [
+            f"{point['replaced']}",
+            f"{point['value']:.4g}",
+            f"{point['cost']:.3g}",
+            f"{point['low']:.3g} to {point['high']:.3g}",
+            f"{size['parameters'] / 1e6:.3g} M",
+            f"{size['flops'] / max(1, first['flops']):.0%}",
+            f"{size['cache_bytes'] / 1024:.3g} KiB" if first["cache_bytes"] else "none",
+        ]
+        for point, size in zip(record["curve"], record["sizes"], strict=True)
+    ]
+    head = ["heads replaced", record["metric"], "loss", "interval", "attention parameters"]
+    head += [f"attention FLOPs at {record['max_len']} tokens", "cache per token"]
+    return table(head, rows, caption="Cache in float32; FLOPs as a share of the original's.")
+
+
+def _heads_words(record: Record) -> str:
+    counts = Counter(head["kind"] for head in record["heads"])
+    return "".join(
+        paragraph(f"{counts[kind]} {kind}: {words}.")
+        for kind, words in _KINDS.items()
+        if counts[kind]
+    )
+
+
+def _grid(record: Record, key: str) -> NDArray[np.float64]:
+    most = max(layer["num_heads"] for layer in record["layers"])
+    grid = np.full((len(record["layers"]), most), np.nan)
+    for head in record["heads"]:
+        grid[head["layer"], head["head"]] = head[key]
+    return grid
+
+
+def _heat(record: Record, key: str) -> Plot:
+    grid = _grid(record, key)
+    layers, heads = grid.shape
+    floor = max(float(np.nanmax(grid)) / 1e4, 1e-12)
+    with drawing(0.8 + 0.3 * layers, max(4.8, 0.45 * heads + 1.6)) as (figure, axes):
+        axes.grid(visible=False)
+        drawn = axes.imshow(
+            np.clip(grid, floor, None), cmap="viridis", norm=LogNorm(floor), aspect="auto"
+        )
+        for head in record["heads"]:
+            bright = np.log(max(head[key], floor) / floor) > 0.6 * np.log(np.nanmax(grid) / floor)
+            axes.text(
+                head["head"], head["layer"], head["kind"][0], ha="center", va="center",
+                fontsize=8, color="black" if bright else "white",
+            )  # fmt: skip
+        axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
+        axes.set_yticks(range(layers), [f"layer {layer + 1}" for layer in range(layers)])
+        axes.tick_params(length=0)
+        figure.colorbar(drawn, ax=axes, fraction=0.04, pad=0.02).set_label("how far outputs move")
+        svg = to_svg(figure, "Cost of replacing each head alone, by layer and head")
+    return Plot(
+        svg,
+        "Each head replaced alone; bright costs most. p positional, s sink, u uniform, c content.",
+    )
+
+
+def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
+    plots = []
+    for place, layer in enumerate(record["layers"]):
+        offsets, sinks = np.exp(arrays[f"{place}.offsets"]), np.exp(arrays[f"{place}.sinks"])
+        middle = offsets.shape[1] // 2
+        far = min(_NEAR, middle)
+        ahead = 0 if layer["causal"] else far
+        near = offsets[:, middle - far : middle + ahead + 1]
+        image = np.column_stack([sinks[:, 0], near] + ([] if layer["causal"] else [sinks[:, 1]]))
+        names = ["first", *(f"{d:+d}" if d else "0" for d in range(-far, ahead + 1))]
+        names += [] if layer["causal"] else ["last"]
+        with drawing(0.9 + 0.2 * len(image)) as (figure, axes):
+            axes.grid(visible=False)
+            axes.imshow(image, cmap="viridis", norm=PowerNorm(0.5, 0, 1), aspect="auto")
+            axes.set_xticks(range(len(names)), names, fontsize=7, rotation=90)
+            axes.set_yticks(range(len(image)), [str(head + 1) for head in range(len(image))])
+            axes.tick_params(length=0, labelsize=7)
+            svg = to_svg(figure, f"Average attention of layer {place + 1} by distance and sink")
+        plots.append(
+            Plot(
+                svg,
+                "Heads downwards; average weight of a key by its distance.",
+                f"layer {place + 1}",
+            )
+        )
+    return plots
+
+
+def _speed(record: Record) -> str:
+    names = list(dict.fromkeys(row["model"] for row in record["speed"]))
+    lengths = sorted({row["length"] for row in record["speed"]})
+    found = {(row["length"], row["model"]): row["ms"] for row in record["speed"]}
+    rows = [
+        [
+            f"{length} tokens",
+            *(
+                f"{found[length, name]:.1f} ms"
+                + (f"\n{found[length, names[0]] / found[length, name]:.2f} x" if place else "")
+                for place, name in enumerate(names)
+            ),
+        ]
+        for length in lengths
+    ]
+    return table(
+        ["length", *names], rows, caption="A forward pass of about 2,048 tokens on one CPU thread, "
+        "best of five rounds in turn; unpadded."
+    )  # fmt: skip
+
+
+def _moved(record: Record) -> str:
+    rows = [
+        [
+            "\n".join(example["texts"]),
+            str(example["target"]),
+            f"{example['before']:.3g}",
+            f"{example['after']:.3g}",
+        ]
+        for example in record["most_moved"]
+    ]
+    body = table(["text", "target", "original", "converted"], rows)
+    return body.replace('class="scroll"', 'class="scroll words"', 1)
+
+
+def _method(record: Record) -> str:
+    return (
+        paragraph(
+            f"Attention was averaged over {record['num_fit']} examples ({record['fit']}); heads "
+            f"were ranked on {record['num_rank']} of them by how far outputs move, measured again "
+            f"as more were replaced; the curve is measured on {record['num_judge']} other examples "
+            f"of {record['data']}. Points are tried from the left, and the first whose interval "
+            "reaches the allowed loss ends it, so that the claim errs in one of twenty audits."
+        )
+        + paragraph(record["command"], "note")
+        + paragraph(", ".join(f"{k} {v}" for k, v in record["versions"].items()), "note")
+    )

@@ -1,0 +1,70 @@
+"""What replacing heads saves: parameters, FLOPs, cache, and the time that a forward pass takes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from synthesizer.audit.hook import Layer
+from synthesizer.benchmark.clock import Timing, time_in_turn
+from synthesizer.models.converted import kept_keys
+
+LENGTHS = (64, 256, 512)
+BATCH_TOKENS = 2048  # of a timed pass
+ROUNDS = 5
+_FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Size:
+    """All attention layers together, biases aside."""
+
+    parameters: int  # of projections and tables
+    flops: int  # of a token in a text of this length
+    cache_bytes: int  # of a decoded token
+
+
+def size_with(
+    layers: Sequence[Layer], d_model: int, length: int, replaced: Iterable[tuple[int, int]]
+) -> Size:
+    """The size of attention with these (layer, head)s replaced by tables of this length."""
+    gone: dict[int, list[int]] = {}
+    for place, head in replaced:
+        gone.setdefault(place, []).append(head)
+    parameters = flops = cache = 0
+    for place, layer in enumerate(layers):
+        facts = {**asdict(layer), "heads": gone.get(place, [])}
+        dots, keys = layer.num_heads - len(facts["heads"]), len(kept_keys(facts))
+        weights = d_model * layer.d_head * (dots + keys + layer.num_key_heads + layer.num_heads)
+        parameters += weights + len(facts["heads"]) * (2 * length + 1)
+        flops += 2 * weights + 2 * length * layer.d_head * (dots + layer.num_heads)
+        cache += _FLOAT * layer.d_head * (keys + layer.num_key_heads) if layer.causal else 0
+    return Size(parameters, flops, cache)
+
+
+def measure_speed(models: Mapping[str, PreTrainedModel], longest: int) -> list[dict[str, Any]]:
+    """Milliseconds of a forward pass at several lengths, all models in turn, best of ROUNDS.
+
+    Texts are unpadded and their tokens random: neither changes what is computed.
+    """
+    rows = []
+    vocabulary = next(iter(models.values())).config.get_text_config().vocab_size
+    for length in (length for length in LENGTHS if length <= longest):
+        ids = torch.randint(vocabulary, (max(1, BATCH_TOKENS // length), length))
+        works = [partial(_forward, model, ids) for model in models.values()]
+        rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
+        for name, seconds in zip(models, zip(*rounds, strict=True), strict=True):
+            timing = Timing(seconds)
+            rows.append({"length": length, "model": name, "ms": 1000 * timing.best})
+    return rows
+
+
+@torch.no_grad()
+def _forward(model: PreTrainedModel, ids: torch.Tensor) -> object:
+    inputs = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    return model(**inputs)
