@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from synthesizer.audit.command import audit
+from synthesizer.audit.command import audit, convert
 from synthesizer.benchmark.command import bench
 from synthesizer.errors import UserError
 from synthesizer.experiment.console import Imports, print_table, say, say_aside
@@ -58,7 +58,7 @@ def recipes() -> None:
     say("`synthesizer train NAME --check` prints parameters, FLOPs, data and time.")
 
 
-for verb in (train, evaluate, generate, compare, report, bench, audit):
+for verb in (train, evaluate, generate, compare, report, bench, audit, convert):
     app.command()(verb)
 
 

@@ -64,3 +64,30 @@ def audit(
     record = measure(asked, say_aside)
     say(record["sentence"])
     say(str(out / "report.html"))
+
+
+def convert(
+    path: Annotated[Path, typer.Argument(metavar="AUDIT", help="The folder of an audit.")],
+    out: Annotated[Path, typer.Option(help="The new model's folder.")],
+    heads: Annotated[int | None, typer.Option(help="How many heads become tables.")] = None,
+    keep: Annotated[
+        float | None, typer.Option(help="As many as keep this share of the metric's value.")
+    ] = None,
+    tune: Annotated[int, typer.Option(min=0, help="Steps that fit tables to the original.")] = 0,
+    tune_all: Annotated[bool, typer.Option("--tune-all", help="Fit all weights.")] = False,
+    texts: Annotated[Path | None, typer.Option(help="Unlabelled texts for --tune.")] = None,
+) -> None:
+    """Write a model in which replaced heads have no query and no key projection.
+
+    It loads with from_pretrained after `import synthesizer.models`.
+    """
+    silence_libraries()
+    from synthesizer.audit.convert import Asked
+    from synthesizer.audit.convert import convert as write
+    from synthesizer.audit.tune import Tuning
+
+    command = shlex.join(["synthesizer", *sys.argv[1:]])
+    tuning = Tuning(tune, everything=tune_all) if tune else None
+    asked = Asked(path, out, heads, keep, tuning, texts, command)
+    count = write(asked, say_aside)
+    say(f"{count} heads replaced: {out}")

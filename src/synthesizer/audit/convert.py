@@ -1,12 +1,21 @@
 """From an audit to a model folder in which replaced heads have no query and no key projection."""
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from synthesizer.audit.cost import Point, Say, most_heads
+from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Layer
+from synthesizer.audit.load import load_model, load_tokenizer
+from synthesizer.audit.record import TABLES, read_audit
+from synthesizer.audit.tune import Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.models.converted import (
     check_convertible,
@@ -58,3 +67,128 @@ def build_converted(
     converted.tie_weights()
     converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
     return converted.to(model.dtype).eval()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for: so many heads, or as many as keep a share of the metric."""
+
+    audit: Path
+    out: Path
+    heads: int | None = None
+    keep: float | None = None
+    tuning: Tuning | None = None
+    texts: Path | None = None  # to tune on
+    command: str = ""
+
+
+def convert(asked: Asked, say: Say) -> int:
+    """Write the converted model's folder; how many heads were replaced is returned."""
+    record = read_audit(asked.audit)
+    if asked.out.exists() and any(asked.out.iterdir()):
+        raise UserError(f"{asked.out} is not empty; name another --out")
+    count = _count(asked, record)
+    model, tokenizer = (
+        load_model(record["model"], record["metric"]),
+        load_tokenizer(record["model"]),
+    )
+    layers = [Layer(**layer) for layer in record["layers"]]
+    chosen = read_tables(asked.audit, record, record["order"][:count])
+    converted = build_converted(model, layers, chosen)
+    if asked.tuning is not None:
+        if asked.texts is None:
+            raise UserError("--tune needs texts to tune on; name a file with --texts")
+        examples = read_examples(asked.texts, "agreement")
+        tune(model, converted, tokenizer, examples, record["max_len"], asked.tuning, say)
+    converted.save_pretrained(asked.out)
+    tokenizer.save_pretrained(asked.out)
+    (asked.out / "README.md").write_text(model_card(record, count, asked), encoding="utf-8")
+    return count
+
+
+def read_tables(
+    path: Path, record: dict[str, Any], heads: Sequence[Sequence[int]]
+) -> dict[int, HeadTables]:
+    """The tables that an audit left for these (layer, head)s, by layer."""
+    tensors = load_file(path / TABLES)
+    found = {}
+    for place in sorted({layer for layer, _ in heads}):
+        size = record["layers"][place]["num_heads"]
+        whole = HeadTables(range(size), record["max_len"], record["table"])
+        whole.load_state_dict(
+            {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
+        )
+        found[place] = whole.pick(sorted(head for layer, head in heads if layer == place))
+        found[place].requires_grad_(True)
+    return found
+
+
+def _count(asked: Asked, record: dict[str, Any]) -> int:
+    total = len(record["order"])
+    if (asked.heads is None) == (asked.keep is None):
+        raise UserError("give either --heads N or --keep SHARE, to say how many heads to replace")
+    if asked.heads is not None:
+        if not 1 <= asked.heads <= total:
+            raise UserError(f"--heads is {asked.heads}; the model has {total}: give 1 to {total}")
+        return asked.heads
+    points = [Point(**point) for point in record["curve"]]
+    best = most_heads(points, (1 - float(asked.keep or 0)) * abs(record["value"]))
+    if not best.replaced:
+        raise UserError(
+            f"the audit shows no head that can go at --keep {asked.keep}; give a smaller share, "
+            "or --heads N"
+        )
+    return best.replaced
+
+
+def model_card(record: dict[str, Any], count: int, asked: Asked) -> str:
+    """The folder's README, with the front matter that the hub reads."""
+    base, metric = Path(record["model"]).name, record["metric"]
+    point = next((p for p in record["curve"] if p["replaced"] == count), None)
+    matter: dict[str, Any] = {
+        "library_name": "transformers",
+        "base_model": base,
+        "tags": ["synthesizer", "attention"],
+    }
+    said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
+    if point is not None and asked.tuning is None:
+        result = {
+            "task": {"type": _TASKS[metric]},
+            "dataset": {"name": record["data"], "type": record["data"]},
+            "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
+        }
+        matter["model-index"] = [{"name": asked.out.name, "results": [result]}]
+        said = (
+            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of {record['data']}, "
+            f"the original's {record['value']:.4g}; the loss of {point['cost']:.3g} has the "
+            f"interval {point['low']:.3g} to {point['high']:.3g}."
+        )
+    elif asked.tuning is not None:
+        said = f"Tuned for {asked.tuning.steps} steps after conversion; not measured since."
+    front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
+    return f"""---
+{front}
+---
+# {base}, {count} of {len(record["order"])} heads as tables
+
+In the heads that `config.json` names under `replaced`, attention is a learned table by distance:
+they have no query and no key projection. {said}
+
+```python
+import synthesizer.models  # registers the classes
+from transformers import AutoModel, AutoTokenizer
+
+model = AutoModel.from_pretrained("{asked.out.name}")
+tokenizer = AutoTokenizer.from_pretrained("{asked.out.name}")
+```
+
+Made by `{asked.command or "synthesizer convert"}`.
+"""
+
+
+_TASKS = {
+    "loss": "text-generation",
+    "accuracy": "text-classification",
+    "spearman": "sentence-similarity",
+    "agreement": "feature-extraction",
+}

@@ -41,12 +41,12 @@ from synthesizer.audit.load import (
     num_positions,
 )
 from synthesizer.audit.page import audit_page
+from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
 from synthesizer.audit.size import measure_speed, size_with
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import write_atomically
 from synthesizer.models.tables import KINDS
 
-RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"
 SHOWN = 5  # examples whose outputs moved farthest
 LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 
@@ -146,17 +146,6 @@ def _speeds(model: PreTrainedModel, record: dict[str, Any], auditor: Auditor) ->
         return []
     model.set_attn_implementation("sdpa")
     return measure_speed(models, num_positions(model) or LONGEST)
-
-
-def read_audit(path: Path) -> dict[str, Any]:
-    """The record of a finished audit."""
-    try:
-        record: dict[str, Any] = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(
-            f"{path} holds no {RECORD}, so it is no audit; run synthesizer audit --out {path} first"
-        ) from None
-    return record
 
 
 def _check(asked: Asked) -> None:

@@ -1,0 +1,291 @@
+"""An audit from a folder and a file to an answer, a page and a converted model."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
+
+import browser
+from pretrained import VOCAB, build, inputs
+from synthesizer.audit.averages import _explained, measure_averages
+from synthesizer.audit.convert import Asked as AskedToConvert
+from synthesizer.audit.convert import build_converted, convert
+from synthesizer.audit.cost import Point, most_heads, sentence
+from synthesizer.audit.examples import Example, encode, read_examples, run
+from synthesizer.audit.hook import Hook
+from synthesizer.audit.load import load_model, load_tokenizer
+from synthesizer.audit.run import Asked, audit
+from synthesizer.audit.tune import Tuning, tune
+from synthesizer.cli import main
+from synthesizer.errors import UserError
+from synthesizer.models.tables import HeadTables
+
+WORDS = [f"w{number}" for number in range(VOCAB - 5)]
+
+
+def tokenizer():
+    special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+    vocabulary = {word: number for number, word in enumerate(special + WORDS)}
+    plain = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    plain.pre_tokenizer = Whitespace()
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    plain.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=ends
+    )
+    names = {
+        "pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]", "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=plain, **names)
+
+
+def sentences(count, seed=0):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Folders of a masked language model, a classifier and a bare encoder, and their data."""
+    home = tmp_path_factory.mktemp("audit")
+    masked = build("bert")
+    torch.manual_seed(0)
+    classifier, bare = BertForSequenceClassification(masked.config), BertModel(masked.config)
+    for name, model in (("masked", masked), ("classifier", classifier), ("bare", bare)):
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.4)
+        model.save_pretrained(home / name)
+        tokenizer().save_pretrained(home / name)
+    texts = sentences(40)
+    (home / "texts.txt").write_text("\n".join(texts))
+    rows = [f"{text},{n % 2}" for n, text in enumerate(texts)]
+    (home / "labels.csv").write_text("\n".join(["text,label", *rows]))
+    pairs = [
+        f"{a}\t{b}\t{n % 7}" for n, (a, b) in enumerate(zip(texts, sentences(40, 1), strict=True))
+    ]
+    (home / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *pairs]))
+    return home
+
+
+CASES = {
+    "loss": ("masked", "texts.txt"),
+    "accuracy": ("classifier", "labels.csv"),
+    "spearman": ("bare", "pairs.tsv"),
+    "agreement": ("bare", "texts.txt"),
+}
+
+
+def measured(home, metric, out, **more):
+    model, data = CASES[metric]
+    asked = Asked(
+        model=str(home / model), data=home / data, out=out, metric=metric, max_len=12,
+        rank_examples=4, fit_examples=20, rankings=2, steps=3, **more,
+    )  # fmt: skip
+    return audit(asked, lambda text: None)
+
+
+@pytest.mark.parametrize("metric", CASES)
+def test_an_audit_ranks_all_heads_and_measures_the_curve(home, tmp_path, metric):
+    record = measured(home, metric, tmp_path)
+    assert sorted(map(tuple, record["order"])) == [(la, h) for la in range(2) for h in range(3)]
+    assert [point["replaced"] for point in record["curve"]] == [0, 2, 4, 6]
+    assert record["curve"][0]["cost"] == record["curve"][0]["high"] == 0
+    assert all(point["low"] <= point["cost"] <= point["high"] for point in record["curve"])
+    assert metric == "accuracy" or record["curve"][-1]["value"] != record["value"]
+    assert record["heads"][-1]["moved"] > 0
+    assert record["num_judge"] == 20
+    assert json.loads((tmp_path / "audit.json").read_text())["sentence"] == record["sentence"]
+    assert {row["length"] for row in record["speed"]} == set()  # the model has 16 positions
+
+
+@pytest.mark.parametrize(("metric", "auto"), [
+    ("loss", AutoModelForMaskedLM), ("accuracy", AutoModelForSequenceClassification),
+])  # fmt: skip
+def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric, auto):
+    record = measured(home, metric, tmp_path / "audit")
+    count = convert(AskedToConvert(tmp_path / "audit", tmp_path / "model", heads=4), print)
+    assert count == 4
+    model = auto.from_pretrained(tmp_path / "model").eval()
+    rows = read_examples(home / CASES[metric][1], metric)
+    if metric != "loss":
+        rows = random.Random(0).sample(rows, len(rows))
+    judge = encode(rows[20:], metric, model, load_tokenizer(str(tmp_path / "model")), 12)
+    value = judge.value(run(model, judge).statistics.sum(0))
+    assert value == pytest.approx(record["curve"][2]["value"], rel=1e-4)
+    replaced = model.config.replaced
+    assert sum(len(facts["heads"]) for facts in replaced.values()) == 4
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert '"model-index"' not in card
+    assert "model-index: [" in card
+    assert "import synthesizer.models" in card
+
+
+def test_averages_are_those_of_a_loop():
+    model, batch = build("bert"), inputs("bert")
+    kept = {}
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        averages = measure_averages(hook, [batch], 8)
+        hook.observe = lambda layer, weights, visible: kept.update({layer: weights})
+        model(**batch)
+    lengths = batch["attention_mask"].sum(-1).tolist()
+    for layer, average in enumerate(averages):
+        for head in range(3):
+            by_offset, first, last = {}, [], []
+            for example, length in enumerate(lengths):
+                for i in range(length):
+                    for j in range(length):
+                        weight = float(kept[layer][example, head, i, j])
+                        if j == 0:
+                            first.append(weight)
+                        elif j == length - 1:
+                            last.append(weight)
+                        else:
+                            by_offset.setdefault(j - i, []).append(weight)
+            tables = average.tables("relative", [head])
+            for offset, weights in by_offset.items():
+                assert tables.offsets[0, offset + 7].exp() == pytest.approx(np.mean(weights))
+            assert tables.sinks[0].exp().tolist() == pytest.approx([np.mean(first), np.mean(last)])
+            assert -7 not in by_offset
+            assert tables.offsets[0, 0] == tables.offsets[0, 7 + min(by_offset)]
+
+
+def test_a_causal_head_has_no_last_token():
+    model, batch = build("gpt2"), inputs("gpt2")
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        (average, _) = measure_averages(hook, [batch], 8)
+    assert average.sink_counts.tolist() == [12, 0]
+    assert average.offset_counts[8:].sum() == 0
+
+
+@pytest.mark.parametrize(("left", "kind"), [
+    ((10.0, 0.5, 0.4, 0.4, 0.4), "uniform"),
+    ((10.0, 8.0, 0.5, 0.6, 0.5), "sink"),
+    ((10.0, 8.0, 1.0, 7.0, 1.0), "positional"),
+    ((10.0, 8.0, 7.0, 7.5, 6.0), "content"),
+])  # fmt: skip
+def test_a_head_is_called_by_what_explains_it(left, kind):
+    assert _explained(*left).kind == kind
+
+
+def test_the_walk_ends_at_the_first_point_that_may_lose_too_much():
+    points = [Point(0, 9, 0, 0, 0), Point(2, 9, 0.1, 0, 0.3), Point(4, 8, 0.5, 0.2, 1.2),
+              Point(6, 9, 0.1, 0.0, 0.2)]  # fmt: skip
+    best = most_heads(points, 1.0)
+    assert best.replaced == 2
+    assert sentence(best, 6, 1.0, "accuracy") == (
+        "2 of 6 heads can be tables at a loss of at most 1 points of accuracy "
+        "(measured 0.1, interval 0 to 0.3)."
+    )
+    assert sentence(points[0], 6, 1.0, "accuracy").startswith("No head can be shown to be a table")
+
+
+def test_tuning_brings_outputs_nearer(home, tmp_path):
+    measured(home, "agreement", tmp_path / "audit")
+    convert(AskedToConvert(tmp_path / "audit", tmp_path / "model", heads=6), print)
+    original = load_model(str(home / "bare"), None)
+    converted = AutoModel.from_pretrained(tmp_path / "model").eval()
+    before = {name: p.clone() for name, p in converted.named_parameters()}
+    rows = [Example((text,)) for text in sentences(40)]
+    losses = tune(original, converted, tokenizer(), rows, 12, Tuning(40, batch=8), print)
+    assert np.mean(losses[15:20]) < np.mean(losses[:5])  # the first half brings layers nearer
+    moved = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if ".tables." in name}
+
+
+def test_the_page_stands_alone(home, tmp_path):
+    if browser.PATH is None:
+        pytest.skip("no Chromium")
+    record = measured(home, "spearman", tmp_path)
+    seen = browser.look(tmp_path / "report.html", tmp_path / "profile", width=400, scheme="dark")
+    assert record["sentence"] in seen.text
+    assert seen.width <= 400
+    assert not seen.complaints
+    assert [url for url in seen.requests if not url.startswith(("file:", "data:"))] == []
+
+
+ERRORS = {
+    "metric": (
+        ["masked", "texts.txt", "--metric", "bleu"],
+        "--metric is 'bleu'; choose from loss, accuracy, spearman, agreement",
+    ),
+    "unfit": (
+        ["masked", "labels.csv", "--metric", "accuracy"],
+        "--metric accuracy needs a classifier, and the model is a BertForMaskedLM; "
+        "choose --metric agreement, or spearman with pairs and a score",
+    ),
+    "no score": (
+        ["bare", "texts.txt", "--metric", "spearman"],
+        "--metric spearman needs a column named score, similarity, similarity_score or the like, "
+        "and {home}/texts.txt has text; rename the column, or choose another metric",
+    ),
+    "too long": (
+        ["masked", "texts.txt", "--max-len", "99"],
+        "--max-len is 99 and the model has positions for 16 tokens; "
+        "give at most 16: longer texts are cut there, and counted",
+    ),
+    "keep": (
+        ["masked", "texts.txt", "--keep", "2"],
+        "--keep is 2.0; give the share of quality to keep, as in 0.99",
+    ),
+    "no data": (["masked", "empty.txt"], "{home}/empty.txt holds no rows; expected texts"),
+    "no model": (["nowhere", "texts.txt"], "cannot load a model from {home}/nowhere ("),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_a_mistake_is_one_line(home, tmp_path, capsys, case):
+    (model, data, *options), expected = ERRORS[case]
+    (home / "empty.txt").write_text("")
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["audit", str(home / model), str(home / data), *options, *out]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"synthesizer: error: {expected.format(home=home)}")
+    assert said.count("\n") == 1
+
+
+def test_convert_refuses_what_it_cannot_do(home, tmp_path, capsys):
+    assert main(["convert", str(tmp_path), "--heads", "2", "--out", str(tmp_path / "m")]) == 2
+    assert "holds no audit.json, so it is no audit" in capsys.readouterr().err
+    measured(home, "loss", tmp_path / "audit")
+    for options, said in (
+        (["--heads", "9"], "--heads is 9; the model has 6: give 1 to 6"),
+        ([], "give either --heads N or --keep SHARE"),
+        (
+            ["--heads", "2", "--tune", "3"],
+            "--tune needs texts to tune on; name a file with --texts",
+        ),
+    ):
+        arguments = ["convert", str(tmp_path / "audit"), "--out", str(tmp_path / "m"), *options]
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_model_that_shares_its_attention_is_audited_and_not_converted():
+    config = AlbertConfig(
+        vocab_size=VOCAB, embedding_size=8, hidden_size=24, num_hidden_layers=3,
+        num_attention_heads=3, intermediate_size=20, max_position_embeddings=16,
+    )  # fmt: skip
+    model = AlbertForMaskedLM(config).eval()
+    with Hook(model) as hook:
+        assert len(hook.discover(inputs("bert"))) == 3
+        with pytest.raises(UserError, match="shares one attention among its layers"):
+            build_converted(model, hook.layers, {0: HeadTables((0,), 8)})
