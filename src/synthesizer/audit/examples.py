@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.data.columns import NAMES
-from synthesizer.data.sources import Row, data_folder, read_files
+from synthesizer.data.sources import File, Row, data_folder
 from synthesizer.errors import UserError
 from synthesizer.metrics.correlation import correlation_from_statistics, spearman_statistics
 from synthesizer.metrics.per_example import Statistics, Total, percent_from_statistics
@@ -111,7 +111,7 @@ def read_examples(path: Path, metric: str) -> list[Example]:
     local = data_folder()
     if not path.exists() and local is not None and (local / path).exists():
         path = local / path
-    rows = [row for row in read_files((path,)) if not row.fault]
+    rows = [row for row in File(path).rows(None) if not row.fault]
     if not rows:
         raise UserError(f"{path} holds no rows; expected texts, one a line or row")
     texts, target = _columns(rows[:100], metric, path)

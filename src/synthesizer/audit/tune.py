@@ -111,6 +111,6 @@ def _distance(ours: Any, theirs: Any, real: Tensor, *, by_layer: bool) -> Tensor
     pairs = pairs if by_layer else pairs[-1:]
     terms = [((now - then)[real] ** 2).mean() / then[real].var() for now, then in pairs]
     if not by_layer:  # what embeddings are compared by
-        means = [torch.einsum("btd,bt->bd", states, real.to(states.dtype)) for states in pairs[-1]]
-        terms.append(1 - torch.cosine_similarity(*means).mean())
+        now, then = (torch.einsum("btd,bt->bd", each, real.to(each.dtype)) for each in pairs[-1])
+        terms.append(1 - torch.cosine_similarity(now, then).mean())
     return torch.stack(terms).mean()

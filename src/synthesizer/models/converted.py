@@ -77,10 +77,10 @@ class TableLayer(ValueLayer):
     """A layer whose heads are all tables: it keeps values alone."""
 
     def update(
-        self, key_states: Tensor | None, value_states: Tensor, *args: object, **kwargs: object
+        self, keys: Tensor | None, values: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor | None, Tensor]:
-        _, values = super().update(None, value_states)
-        return key_states, values
+        _, kept = super().update(None, values)
+        return keys, kept
 
 
 class NoProjection(nn.Module):
