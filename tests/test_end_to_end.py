@@ -71,6 +71,7 @@ def test_translation(tmp_path, trained, answers, capsys):
     again = evaluated(tmp_path, capsys)
     assert float(again["bleu"][0]) == pytest.approx(result["metrics"]["bleu"], abs=1e-3)
     assert "nrefs:1" in again["bleu"][1]
+    assert 0 <= float(evaluated(tmp_path, capsys, "--split", "train")["bleu"][0]) <= 100
     lines, errors = answers("the red cat\n\nthe dog\n" + "cat " * 40 + "\n", "--batch-size", "3")
     assert len(lines) == 4
     assert lines[1] == lines[3] == ""
@@ -89,6 +90,7 @@ def test_language_modeling(tmp_path, trained, answers, capsys):
     assert {"perplexity", "word_perplexity", "bits_per_byte"} <= result["metrics"].keys()
     last = evaluated(tmp_path, capsys, "--checkpoint", "last", "--split", "validation")
     assert float(last["bits_per_byte"][0]) > 0
+    assert float(evaluated(tmp_path, capsys, "--split", "train")["word_perplexity"][0]) > 1
     greedy, _ = answers("the ca\nthe do\n")
     drawn, _ = answers("the ca\nthe do\n", "--sample", "--seed", "2")
     assert len(greedy) == len(drawn) == 2

@@ -423,3 +423,23 @@ def test_replies_of_one_conversation_are_one_document():
     sources = ["a", f"a{TURN}b", f"a{TURN}b{TURN}c", "a", "ab"]
     assert conversations(sources, TURN).tolist() == [0, 0, 0, 1, 2]
     assert conversations(sources, None).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_train_can_be_scored_as_the_held_out_splits_are(tmp_path):
+    rows = [{"en": a, "de": b} for a, b in pairs(60)]
+    task = build_task(small("translation", f"data.train={write_jsonl(tmp_path / 'p.jsonl', rows)}"))
+    right = references(task, "train")
+    assert len(right) == task.report["examples"]["train"]
+    scores = task.score("train", outputs(task, "train", right))
+    assert scores.metrics["bleu"] == pytest.approx(100)
+    assert scores.samples[0]["reference"] == right[0]
+
+
+def test_a_streamed_train_split_has_no_score(tmp_path):
+    files = {}
+    for split in ("train", "validation", "test"):
+        files[split] = write_jsonl(tmp_path / f"{split}.jsonl", [{"text": a} for a, _ in pairs(40)])
+    named = [f"data.{split}={path}" for split, path in files.items()]
+    task = build_task(small("language_modeling", *named, "data.streaming=true"))
+    with pytest.raises(UserError, match=r"data\.streaming reads train bit by bit, without an end"):
+        next(task.batches("train"))

@@ -301,3 +301,15 @@ def test_wsc_by_referents_trains_on_meant_nouns_and_is_scored_by_the_label():
 def test_a_mixture_in_t5s_wording_is_read_and_scored(folder):
     task = build_task(recipe(TASKS, "data.wording=t5"))
     assert task.score("test", outputs(answers(task))).metrics["superglue_multirc_f1a"] == 100
+
+
+def test_train_is_scored_on_its_own_examples_and_not_on_the_development_sets(folder):
+    task = build_task(recipe(["glue_cola", "superglue_cb"]))
+    right = answers(task, "train")
+    assert len(right) == 80
+    metrics = task.score("train", outputs(right)).metrics
+    assert metrics["accuracy"] == metrics["glue_cola_accuracy"] == 100
+    halved = [text if number < 40 else "rubbish" for number, text in enumerate(right)]
+    metrics = task.score("train", outputs(halved)).metrics
+    assert metrics["accuracy"] == pytest.approx(50)
+    assert metrics["superglue_cb_accuracy"] == 0

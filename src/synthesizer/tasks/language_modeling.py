@@ -39,7 +39,7 @@ class LanguageModeling(StreamTask):
 
     def _spelled(self, split: str) -> tuple[list[int], list[int]]:
         """Words and bytes that the targets of each window spell."""
-        sums = self._arrays[f"{split}.spelled"]  # (2, tokens) up to and with each token
+        sums = self.spelled(split)
         begins = self.split(split)[1] * self._stride
         ends = np.minimum(begins + self._stride, sums.shape[1] - 1)
         words, size = sums[:, ends] - sums[:, begins]

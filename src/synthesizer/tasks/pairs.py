@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer.data.batch import Batch, pair_batch
+from synthesizer.data.batch import Batch, Ragged, pair_batch
 from synthesizer.data.columns import text_of
 from synthesizer.data.encoded_cache import Entry
 from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit
@@ -58,6 +58,13 @@ class PairTask(ListTask):
     generates = True
     sides = ("source", "target")
 
+    def _decode(self, lists: Ragged, limit: int | None = None) -> list[str]:
+        """The texts of token lists, without special tokens."""
+        count = len(lists) if limit is None else min(limit, len(lists))
+        rows = [lists[index].tolist() for index in range(count)]
+        texts: list[str] = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
     def _batch(self, split: str, lists: list[list[Array]], indices: Array) -> Batch:
         sources, targets = lists
         return pair_batch(sources, targets, indices=indices, pad=self.tokenizer.pad_token_id)
@@ -73,17 +80,29 @@ class Pairs(PairTask):
     def score(self, split: str, outputs: Outputs) -> Scores:
         """The form's metrics of the generated texts, and the loss on the references."""
         texts = list(outputs.texts)
-        references = self._meta["references"][split][: self._limit(split)]
+        sources, references = self._texts(split)
         vectors = dict(zip(self._meta["words"], self._arrays["vectors"], strict=True))
         judgement = self._form.judge(texts, references, vectors)
         metrics = {name: score(name, rows) for name, rows in judgement.statistics.items()}
         metrics["loss"] = outputs.loss
-        shown = zip(self._meta["sources"][split], references, texts, strict=False)
+        shown = zip(sources, references, texts, strict=False)
         samples = [dict(zip(("source", "reference", "output"), s, strict=True)) for s in shown]
         samples = samples[: self._recipe.evaluate.samples]
-        documents = self._arrays[f"{split}.documents"][: len(references)]
+        single = np.arange(len(references))  # train: documents are for verdicts
+        documents = self._arrays.get(f"{split}.documents", single)[: len(references)]
         statistics = {**judgement.statistics, DOCUMENTS: documents}
         return Scores(metrics, judgement.signatures, statistics, samples)
+
+    def _texts(self, split: str) -> tuple[list[str], list[str]]:
+        """The first sources of a split, and all its references.
+
+        Train's texts are not kept, because of their size: they are decoded from their tokens.
+        """
+        if split != "train":
+            references = self._meta["references"][split][: self._limit(split)]
+            return self._meta["sources"][split], references
+        sources, targets = self._lists(split)
+        return self._decode(sources, SHOWN), self._decode(targets)
 
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe, form, prefix = self._recipe, self._form, self._recipe.data.prefix

@@ -70,6 +70,11 @@ class StreamTask(Task):
 
     def split(self, split: str) -> tuple[Array, Array]:
         """The stream of a split and its windows; of validation the first evaluate.limit."""
+        if split not in self._arrays:
+            raise UserError(
+                f"data.streaming reads {split} bit by bit, without an end; evaluate validation "
+                "or test"
+            )
         stream = self._arrays[split]
         return stream, np.arange(num_windows(len(stream), self._stride))[: self._limit(split)]
 
@@ -80,6 +85,15 @@ class StreamTask(Task):
         owners = np.searchsorted(ends, np.arange(1, len(stream)))  # of every target
         pieces = [owners[i * self._stride : (i + 1) * self._stride] for i in windows]
         return np.array([piece[0] + np.bincount(piece - piece[0]).argmax() for piece in pieces])
+
+    def spelled(self, split: str) -> Array:
+        """(2, tokens): words and bytes up to and with each token; train's when asked."""
+        name = f"{split}.spelled"
+        if name not in self._arrays:
+            examples = Examples(self._recipe.data, self._source, ("text",), self._read)
+            documents = examples.split(split).column(0)
+            self._arrays[name] = measure_documents(self.tokenizer, documents)
+        return self._arrays[name]
 
     def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
         """The batch of some windows; the epoch is None where every run must see the same."""
