@@ -80,7 +80,7 @@ def test_hugging_face_names_read_ours():
         ({"norm": "batch"}, "norm='batch'; choose from layer, rms"),
         ({"norm_position": "mid"}, "norm_position='mid'; choose from pre, post"),
         ({"activation": "tanh"}, "activation='tanh'; choose from relu, gelu"),
-        ({"positions": "rotary"}, "positions='rotary'; choose from sinusoidal, learned, relative"),
+        ({"positions": "spiral"}, "positions='spiral'; choose from sinusoidal, learned, relative"),
         ({"pooling": "max"}, "pooling='max'; choose from cls, mean"),
         ({"kind": "prefix"}, "kind='prefix'; choose from decoder, encoder, encoder_decoder"),
         ({"kind": "decoder", "synthesis": "dence"}, "unknown synthesis 'dence'"),

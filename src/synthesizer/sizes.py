@@ -1,12 +1,13 @@
 """The keys of a model: every default and every named size, said once (no torch)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
+
+from synthesizer.errors import UserError
 
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
 Activation = Literal["relu", "gelu"]
-Positions = Literal["sinusoidal", "learned", "relative", "none"]
 Pooling = Literal["cls", "mean"]
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -53,7 +54,7 @@ class Defaults:
     norm: Norm = "layer"
     norm_position: NormPosition = "pre"
     activation: Activation = "relu"
-    positions: Positions = "sinusoidal"
+    positions: str = "sinusoidal"
     tie_word_embeddings: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -68,3 +69,72 @@ class Defaults:
 
 DEFAULTS = Defaults()
 RECIPE_DEFAULTS = replace(DEFAULTS, **PRESETS["laptop"], dropout=0.1)  # for training from scratch
+
+
+POSITIONS = ("sinusoidal", "learned", "relative", "rotary", "alibi", "none")
+_ADDED = ("sinusoidal", "learned", "none")  # to the embeddings, one of them
+
+
+@dataclass(frozen=True)
+class RotaryOptions:
+    """How queries and keys are turned: RoPE (Su et al. 2021)."""
+
+    base: float = 10_000.0  # the slowest turn takes about 2 pi base tokens
+    share: float = 1.0  # of each head's width that is turned
+
+
+@dataclass(frozen=True)
+class PositionKinds:
+    """What a model's `positions` asks for, part by part."""
+
+    added: str = "none"  # to the embeddings: sinusoidal, learned or none
+    relative: bool = False
+    alibi: bool = False
+    rotary: RotaryOptions | None = None
+
+
+def parse_positions(text: str) -> PositionKinds:
+    """Read 'sinusoidal', 'relative' or 'sinusoidal+rotary:base=500:share=0.5'."""
+    parts = [part.strip().partition(":") for part in text.split("+")]
+    names = [name for name, _, _ in parts]
+    for name, _, options in parts:
+        if name not in POSITIONS:
+            raise UserError(
+                f"positions={text!r}; choose from {', '.join(POSITIONS)}, or join some with +"
+            )
+        if options and name != "rotary":
+            raise UserError(
+                f"positions={text!r}: {name} has no options; only rotary has base and share"
+            )
+    added = [name for name in names if name in _ADDED]
+    if len(set(names)) < len(names) or len(added) > 1 or ("none" in names and len(names) > 1):
+        raise UserError(
+            f"positions={text!r} joins what cannot stand together; write each once, at most one of "
+            "sinusoidal and learned, and none alone"
+        )
+    turning = [options for name, _, options in parts if name == "rotary"]
+    return PositionKinds(
+        added[0] if added else "none",
+        "relative" in names,
+        "alibi" in names,
+        _rotary_options(text, turning[0]) if turning else None,
+    )
+
+
+def _rotary_options(text: str, options: str) -> RotaryOptions:
+    known = [field.name for field in fields(RotaryOptions)]
+    found: dict[str, float] = {}
+    for option in filter(None, options.split(":")):
+        key, _, value = option.partition("=")
+        try:
+            found[key] = float(value)
+        except ValueError:
+            key = ""
+        if key not in known:
+            raise UserError(
+                f"positions={text!r}: rotary has no {option!r}; write base=NUMBER or share=NUMBER"
+            )
+    rotary = RotaryOptions(**found)
+    if not (rotary.base > 1 and 0 < rotary.share <= 1):
+        raise UserError(f"positions={text!r}; rotary needs a base above 1 and a share in (0, 1]")
+    return rotary

@@ -30,8 +30,10 @@ from synthesizer.attention.masks import (
     position_source,
     visible_keys,
 )
+from synthesizer.attention.rotary import Rotary
 from synthesizer.attention.synthesis import DotProduct, Size, build_synthesis
 from synthesizer.errors import UserError
+from synthesizer.sizes import RotaryOptions
 
 
 class Cache(Protocol):
@@ -119,6 +121,7 @@ class SyntheticAttention(TokenMixer):
 
     window  if given, a query sees itself and the window - 1 real tokens before it and, unless
             causal, as many after it
+    rotary  if given, how the queries and keys of a dot product turn with their positions
     path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
     """
 
@@ -131,6 +134,7 @@ class SyntheticAttention(TokenMixer):
         *,
         causal: bool = False,
         window: int | None = None,
+        rotary: RotaryOptions | None = None,
         dropout: float = 0.0,
         path: str = "auto",
     ) -> None:
@@ -143,6 +147,11 @@ class SyntheticAttention(TokenMixer):
         self.synthesis = build_synthesis(synthesis, self.size)
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
+        dots = [part for part in self.synthesis.modules() if isinstance(part, DotProduct)]
+        if rotary is not None:
+            for dot in dots:
+                dot.rotary = Rotary(rotary, self.size.d_head)
+        self.turns = bool(dots) and rotary is not None
         self.causal = causal
         self.window = window
         self.dropout = dropout
@@ -185,7 +194,10 @@ class SyntheticAttention(TokenMixer):
         check_inputs(x, size.d_model, size.max_len, num_keys, mask, positions)
         mask = None if mask is None else mask.bool()
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), size.num_heads)
-        source = None
+        source, here = None, None
+        if self.turns and keys is not None:
+            here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
+            keys = self.synthesis.turn_keys(keys, here)
         if cache is not None:
             keys, values = cache.update(keys, values)
             if values.shape[2] < num_keys:
@@ -201,6 +213,7 @@ class SyntheticAttention(TokenMixer):
             positions=positions,
             source=source or position_source(mask, positions, num_keys),
             bias=bias,
+            query_positions=here,
             causal=self.causal,
             window=self.window,
             dropout=self.dropout if self.training else 0.0,

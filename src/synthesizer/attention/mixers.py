@@ -8,6 +8,7 @@ from synthesizer.attention.convolution import Convolution
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.synthesis import Size, spec_of
 from synthesizer.errors import UserError
+from synthesizer.sizes import RotaryOptions
 from synthesizer.spec import parse_spec, read_options, term_of
 
 Mixer = SyntheticAttention | Convolution | Linformer
@@ -19,9 +20,13 @@ def build_mixer(
     *,
     causal: bool = False,
     window: int | None = None,
+    rotary: RotaryOptions | None = None,
     dropout: float = 0.0,
 ) -> Mixer:
-    """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer."""
+    """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer.
+
+    Rotary positions turn the dot products of a synthesis; a baseline has none.
+    """
     term = parse_spec(spec)[0]
     if term.name not in BASELINES:
         return SyntheticAttention(
@@ -31,6 +36,7 @@ def build_mixer(
             spec,
             causal=causal,
             window=window,
+            rotary=rotary,
             dropout=dropout,
         )
     if window is not None:

@@ -33,6 +33,7 @@ from synthesizer.attention.reading import (
     read_at,
 )
 from synthesizer.attention.resize import resized
+from synthesizer.attention.rotary import Rotary
 from synthesizer.errors import UserError
 from synthesizer.spec import (
     NONE,
@@ -93,6 +94,10 @@ class Synthesis(nn.Module):
         """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
         return None
 
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
+        return keys
+
     def reset_parameters(self) -> None:
         """Initialize every parameter and buffer of this module's own."""
         raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
@@ -107,6 +112,7 @@ class DotProduct(Synthesis):
 
     weights = ("wq", "wk")
     depends_on_pairs = True
+    rotary: Rotary | None = None
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -122,10 +128,17 @@ class DotProduct(Synthesis):
     def keys(self, x: Tensor) -> Tensor:
         return torch.einsum("bsd,hdk->bhsk", x, self.wk)
 
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        if self.rotary is None:
+            return keys
+        return self.rotary.turn(keys, positions if positions.dim() == 1 else positions[:, None])
+
     def forward(
         self, x: Tensor, keys: Tensor, positions: Tensor | None, key_positions: Tensor | None
     ) -> Tensor:
         queries = torch.einsum("btd,hdk->bhtk", x, self.wq) * self.d_keys**-0.5
+        if self.rotary is not None and positions is not None:
+            queries = self.turn_keys(queries, positions)  # keys were turned before they were cached
         return torch.einsum("bhtk,bhsk->bhts", queries, keys)
 
     def resize(self, max_len: int) -> None:
@@ -320,6 +333,11 @@ class Mixture(Synthesis):
         each = [part.keys(x) for part in self.parts if part.d_keys]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if kept else None
+
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        split = keys.split(self.widths, dim=-1)
+        turned = [part.turn_keys(k, positions) for part, k in zip(self.parts, split, strict=True)]
+        return torch.cat(turned, dim=-1)
 
     def forward(
         self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor

@@ -62,6 +62,14 @@ def _known_task(name: str) -> str:
     return name
 
 
+def _known_positions(text: str) -> str:
+    try:
+        sizes.parse_positions(text)
+    except UserError as error:
+        raise PydanticCustomError("positions", "{error}", {"error": str(error)}) from None
+    return text
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -116,7 +124,7 @@ class Model(_Part):
     norm: sizes.Norm = _SIZE.norm
     norm_position: sizes.NormPosition = _SIZE.norm_position
     activation: sizes.Activation = _SIZE.activation
-    positions: sizes.Positions = _SIZE.positions
+    positions: Annotated[str, AfterValidator(_known_positions)] = _SIZE.positions
     tie_word_embeddings: bool = _SIZE.tie_word_embeddings
     dropout: Share = _SIZE.dropout
     attention_dropout: Share = _SIZE.attention_dropout
@@ -351,6 +359,8 @@ def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
         return f"{where}unknown key '{key}'{_nearest(key, known)}"
     if error["type"] == "missing":
         return f"{where}'{key}' is missing; give it a value"
+    if error["type"] == "positions":
+        return f"{where}{error['msg']}"
     expected = error["msg"].removeprefix("Input should be ")
     return f"{where}{key} is {error['input']!r}; expected {expected}"
 

@@ -1,5 +1,6 @@
 """SynthesizerConfig: every choice that makes a model, as Hugging Face keeps it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,15 +8,17 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from synthesizer.attention.mixers import build_mixer, spec_of_mixer
+from synthesizer.attention.rotary import Rotary
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
-from synthesizer.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, POSITIONS, Shape
-from synthesizer.sizes import DEFAULTS, PRESETS
+from synthesizer.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, Shape
+from synthesizer.sizes import DEFAULTS, PRESETS, parse_positions
 from synthesizer.spec import (
     NONE,
     expand_layers,
     has_logits,
     modules_of,
+    parse_spec,
     require_registered,
     split_layers,
 )
@@ -35,8 +38,11 @@ class SynthesizerConfig(PreTrainedConfig):
                        the same for an encoder-decoder's decoder; left out, it is as the encoder
     norm               "layer" (with biases) or "rms" (without, as T5)
     norm_position      "pre" or "post" each sublayer
-    positions          "sinusoidal", "learned", "relative" (T5's bias, outside alpha) or "none";
-                       a layer without logits, as a convolution, runs without the bias
+    positions          "sinusoidal" or "learned" (added to the embeddings), "relative" (T5's bias,
+                       outside alpha), "alibi" (a fixed bias), "rotary" (turns the queries and keys
+                       of dot products; "rotary:base=10000:share=0.5" for its options) or "none";
+                       joined with +, as in "sinusoidal+rotary". A layer without logits, as a
+                       convolution, runs without a bias; one without dot product is not turned
     attention_dropout  on attention weights; dropout is on residuals
     label_smoothing    applied by the model itself, in training only
     pooling            "cls" (the first real token) or "mean": what a classifier reads
@@ -162,21 +168,31 @@ class SynthesizerConfig(PreTrainedConfig):
 
     @property
     def layers_without_bias(self) -> dict[str, int]:
-        """Layers of each stack that have no logits for the relative bias to act on."""
-        if self.positions != "relative":
+        """Layers of each stack that have no logits for the bias of positions to act on."""
+        kinds = parse_positions(self.positions)
+        acts = has_logits if kinds.relative or kinds.alibi else lambda layer: True
+        return self._count_layers(lambda layer: layer != NONE and not acts(layer))
+
+    @property
+    def layers_without_rotary(self) -> dict[str, int]:
+        """Layers of each stack that have no dot product for rotary positions to turn."""
+        if parse_positions(self.positions).rotary is None:
             return {}
+        return self._count_layers(
+            lambda layer: layer != NONE and "dot" not in [term.name for term in parse_spec(layer)]
+        )
+
+    def _count_layers(self, counts: Callable[[str], bool]) -> dict[str, int]:
+        """How many layers of each stack are so, where any is."""
         stacks = {"decoder" if self.kind == "decoder" else "encoder": self.synthesis}
         if self.kind == "encoder_decoder":
             stacks["decoder"] = self.decoder_synthesis
         depths = {"encoder": self.num_layers, "decoder": self.num_decoder_layers}
-        counts = {
-            stack: sum(
-                layer != NONE and not has_logits(layer)
-                for layer in expand_layers(spec, depths[stack])
-            )
+        found = {
+            stack: sum(map(counts, expand_layers(spec, depths[stack])))
             for stack, spec in stacks.items()
         }
-        return {stack: count for stack, count in counts.items() if count}
+        return {stack: count for stack, count in found.items() if count}
 
     def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
         """Write a spec with all that was left to defaults of size, so that it can be resized."""
@@ -217,7 +233,6 @@ class SynthesizerConfig(PreTrainedConfig):
             "norm": tuple(NORMS),
             "norm_position": NORM_POSITIONS,
             "activation": tuple(ACTIVATIONS),
-            "positions": POSITIONS,
             "pooling": POOLINGS,
             "kind": (None, *KINDS),
         }
@@ -225,6 +240,9 @@ class SynthesizerConfig(PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 named = ", ".join(str(choice) for choice in allowed if choice)
                 raise UserError(f"{name}={getattr(self, name)!r}; choose from {named}")
+        rotary = parse_positions(self.positions).rotary
+        if rotary is not None:
+            Rotary(rotary, self.d_model // self.num_heads)  # refuses heads too narrow to turn
 
 
 def _refuse_foreign_code(told: dict[str, Any]) -> None:

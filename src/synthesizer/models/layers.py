@@ -17,12 +17,12 @@ from synthesizer.attention.layer import Cache, CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
+from synthesizer.sizes import parse_positions
 from synthesizer.spec import NONE, has_logits
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 NORM_POSITIONS = ("pre", "post")
-POSITIONS = ("sinusoidal", "learned", "relative", "none")
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,22 @@ class RelativeBias(nn.Module):
         return offset + torch.where(distance < near, distance, far)
 
 
+class Alibi(nn.Module):
+    """-m |i - j|, a fixed slope m = 2^(-8 h / H) for head h = 1..H: ALiBi (Press et al. 2021)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, positions: Tensor, key_positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """The bias between (T,) or (B, T) and (S,) or (B, S) positions: (1 or B, H, T, S)."""
+        distance = (key_positions[..., None, :] - positions[..., :, None]).abs().to(dtype)
+        heads = torch.arange(1, self.num_heads + 1, device=distance.device, dtype=dtype)
+        slopes = 2 ** (-8 * heads / self.num_heads)
+        bias = -slopes[:, None, None] * distance[..., None, :, :]
+        return bias if bias.dim() == 4 else bias[None]
+
+
 class Positions(nn.Module):
     """What is added to the embeddings to say where a token stands."""
 
@@ -155,6 +171,7 @@ class Layer(GradientCheckpointingLayer):
                 Size(shape.d_model, shape.num_heads, shape.max_len),
                 causal=shape.causal,
                 window=shape.window,
+                rotary=parse_positions(shape.positions).rotary,
                 dropout=shape.attention_dropout,
             )
             self.attention_norm = norm(shape.d_model)
@@ -235,10 +252,13 @@ class Stack(nn.Module):
     def __init__(self, shape: Shape, specs: Sequence[str]) -> None:
         super().__init__()
         self.shape = shape
-        self.positions = Positions(shape.positions, shape.max_len, shape.d_model)
-        self.relative = None
-        if shape.positions == "relative" and any(map(has_logits, specs)):
+        kinds = parse_positions(shape.positions)
+        self.positions = Positions(kinds.added, shape.max_len, shape.d_model)
+        self.relative, self.alibi = None, None
+        if kinds.relative and any(map(has_logits, specs)):
             self.relative = RelativeBias(shape.num_heads, causal=shape.causal)
+        if kinds.alibi and any(map(has_logits, specs)):
+            self.alibi = Alibi(shape.num_heads)
         layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
         self.layers = layers  # type: ignore[assignment]
         last = NORMS[shape.norm] if shape.norm_position == "pre" else None
@@ -276,8 +296,11 @@ class Stack(nn.Module):
     def locate(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """Where the tokens of x stand, and the context with what their distances add."""
         here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
-        if self.relative is not None:
-            bias = self.relative(here, context.positions)
+        biases = [] if self.relative is None else [self.relative(here, context.positions)]
+        if self.alibi is not None:
+            biases.append(self.alibi(here, context.positions, x.dtype))
+        if biases:
+            bias = sum(biases[1:], start=biases[0])
             context = replace(context, inputs=replace(context.inputs, bias=bias))
         return here, context
 

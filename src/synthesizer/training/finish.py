@@ -120,6 +120,7 @@ def measure_cost(
     return {
         "parameters": count_parameters(model),
         "layers_without_bias": model.config.layers_without_bias,
+        "layers_without_rotary": model.config.layers_without_rotary,
         "flops_per_token": flops_per_token(model.config),
         "cache_bytes_per_token": cache_bytes_per_token(model.config),
         "training_seconds": seconds,

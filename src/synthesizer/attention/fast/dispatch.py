@@ -50,6 +50,7 @@ class Call:
     positions: Tensor | None = None  # (S,) or (B, S), where they were given
     source: str = SLOT  # where positions come from, as masks.py says
     bias: Tensor | None = None  # (1 or B, H, T, S)
+    query_positions: Tensor | None = None  # (T,) or (B, T), where queries turn: rotary.py
     causal: bool = False
     window: int | None = None
     dropout: float = 0.0
@@ -130,16 +131,18 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         assert keys is not None
         if mask is None and call.window is None and num_queries in (1, num_keys):
             # the kernel knows causality and nothing else
-            return _fused(synthesis, x, keys, values, None, call.causal and num_queries > 1)
+            is_causal = call.causal and num_queries > 1
+            return _fused(synthesis, x, keys, values, None, is_causal, call.query_positions)
         visible = visible_keys(mask, call.causal, num_queries, num_keys, device, call.window)
-        return _fused(synthesis, x, keys, values, visible)
+        return _fused(synthesis, x, keys, values, visible, False, call.query_positions)
     visibility = visibility_of(mask, *rule, call.source, device)
     if chosen == "frozen":
         assert call.frozen is not None
         return frozen_attention(values, call.frozen, visibility, num_queries).flatten(-2)
     if visibility.order is not None:
         keys, values = visibility.packed(keys), visibility.packed(values)
-    terms = terms_of(synthesis, x, keys, num_keys, call.bias, values.shape[1])
+    heads = values.shape[1]
+    terms = terms_of(synthesis, x, keys, num_keys, call.bias, heads, call.query_positions)
     terms.values = values.transpose(0, 1)
     with torch.autocast(device.type, enabled=False):
         if chosen == "table":
@@ -181,8 +184,9 @@ def _fused(
     values: Tensor,
     visible: Tensor | None,
     is_causal: bool = False,
+    query_positions: Tensor | None = None,
 ) -> Tensor:
-    queries = terms_of(synthesis, x, keys, keys.shape[2]).queries
+    queries = terms_of(synthesis, x, keys, keys.shape[2], query_positions=query_positions).queries
     assert queries is not None
     output = F.scaled_dot_product_attention(
         queries.transpose(0, 1), keys, values, attn_mask=visible, is_causal=is_causal, scale=1.0

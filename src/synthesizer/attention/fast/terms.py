@@ -65,10 +65,15 @@ def terms_of(
     num_keys: int,
     bias: Tensor | None = None,
     num_heads: int = 1,
+    query_positions: Tensor | None = None,
 ) -> Terms:
-    """The terms whose sum is what synthesis(x, keys, ...) + bias (1, H, T, S) would write out."""
+    """The terms whose sum is what synthesis(x, keys, ...) + bias (1, H, T, S) would write out.
+
+    query_positions  (T,) or (B, T), where a dot product turns (rotary.py); its keys are turned
+    """
     if not isinstance(synthesis, Mixture):
         terms = _TERMS.get(type(synthesis), _written_table)(synthesis, x, keys, num_keys, None)
+        _turn(terms, synthesis, query_positions)
     else:
         own = [None] * len(synthesis.widths) if keys is None else keys.split(synthesis.widths, -1)
         each = []
@@ -76,6 +81,7 @@ def terms_of(
             synthesis.parts, own, synthesis.alphas().unbind(-1), strict=True
         ):
             made = _TERMS.get(type(part), _written_table)(part, x, kept, num_keys, alpha)
+            _turn(made, part, query_positions)
             if isinstance(part, FactorizedRandom) and synthesis.depends_on_input:
                 # beside terms of the tokens, a low rank is one more table: it has no batch
                 assert made.queries is not None
@@ -139,6 +145,13 @@ def _add(each: list[Terms]) -> Terms:
     if offsets:
         total.offsets = torch.stack(offsets).sum(0)
     return total
+
+
+def _turn(terms: Terms, part: Synthesis, positions: Tensor | None) -> None:
+    """Turn the queries of a dot product, (H, B, T, W), to (T,) or (B, T)."""
+    if isinstance(part, DotProduct) and part.rotary is not None and positions is not None:
+        assert terms.queries is not None
+        terms.queries = part.rotary.turn(terms.queries, positions)
 
 
 def _dot(part: DotProduct, x: Tensor, keys: Tensor, num_keys: int, alpha: Tensor | None) -> Terms:

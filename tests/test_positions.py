@@ -1,0 +1,297 @@
+"""Positions: every kind, with every variant and mask, against a loop over real tokens."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from synthesizer.attention import fast, masks
+from synthesizer.attention.layer import Inputs, SyntheticAttention, ValueCache
+from synthesizer.attention.synthesis import DotProduct, Mixture
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.models import (
+    SynthesizerConfig,
+    SynthesizerForCausalLM,
+    SynthesizerForConditionalGeneration,
+)
+from synthesizer.models.layers import Context, Shape, Stack, sinusoids
+from synthesizer.sizes import RotaryOptions, parse_positions
+from variants import EVERY, redrawn, tokens
+
+D, H, LENGTH = 12, 3, 9
+KINDS = [
+    "none",
+    "sinusoidal",
+    "learned",
+    "relative",
+    "alibi",
+    "rotary",
+    "rotary:base=50:share=0.5",
+    "sinusoidal+rotary",
+    "learned+relative+rotary+alibi",
+]
+MASKS = {
+    "none": [[1] * 9, [1] * 9],
+    "right": [[1] * 9, [1] * 5 + [0] * 4],
+    "left": [[0] * 3 + [1] * 6, [1] * 9],
+    "holes": [[1, 0, 1, 1, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 0, 1, 0, 0]],
+}
+
+
+def turned(vector, position, options):
+    """R_p x, pair by pair, as a product of complex numbers."""
+    width = 2 * int(len(vector) * options.share / 2)
+    half, out = width // 2, list(vector)
+    for n in range(half):
+        turn = cmath.exp(1j * position * options.base ** (-2 * n / width))
+        real, imaginary = vector[n], vector[n + half]
+        out[n] = real * turn.real - imaginary * turn.imag
+        out[n + half] = real * turn.imag + imaginary * turn.real
+    return torch.stack(out)
+
+
+def naive_part(part, x, positions, kinds):
+    """The logits (H, T, T) of one synthesizing function over the real tokens x (T, D)."""
+    if not isinstance(part, DotProduct):
+        return part(x[None], None, positions, positions)[0]
+    logits = x.new_zeros(H, len(x), len(x))
+    for h in range(H):
+        queries, keys = x @ part.wq[h], x @ part.wk[h]
+        if kinds.rotary is not None:
+            turns = [
+                [turned(v, int(p), kinds.rotary) for v, p in zip(each, positions, strict=True)]
+                for each in (queries, keys)
+            ]
+            queries, keys = (torch.stack(each) for each in turns)
+        logits[h] = queries @ keys.T / math.sqrt(D // H)
+    return logits
+
+
+def naive_bias(stack, kinds, positions, causal):
+    """What is added to the logits (H, T, T), number by number."""
+    bias = torch.zeros(H, len(positions), len(positions), dtype=torch.float64)
+    for h in range(H):
+        for i, p in enumerate(positions):
+            for j, q in enumerate(positions):
+                if kinds.relative:
+                    bucket = T5Attention._relative_position_bucket(q - p, not causal, 32, 128)
+                    bias[h, i, j] = bias[h, i, j] + stack.relative.table[h, bucket]
+                if kinds.alibi:
+                    bias[h, i, j] = bias[h, i, j] - 2 ** (-8 * (h + 1) / H) * abs(int(q - p))
+    return bias
+
+
+def naive_stack(stack, x, kinds, causal, positions):
+    """A stack of one layer over the real tokens x (T, D) of one example."""
+    layer, positions = stack.layers[0], torch.as_tensor(positions)
+    if kinds.added == "sinusoidal":
+        x = x + sinusoids(positions, D).double()
+    if kinds.added == "learned":
+        x = x + stack.positions.table.weight[positions]
+    inside, synthesis = layer.attention_norm(x), layer.attention.synthesis
+    if isinstance(synthesis, Mixture):
+        alphas = synthesis.mix.softmax(-1)
+        logits = sum(
+            alphas[:, number, None, None] * naive_part(part, inside, positions, kinds)
+            for number, part in enumerate(synthesis.parts)
+        )
+    else:
+        logits = naive_part(synthesis, inside, positions, kinds)
+    logits = logits + naive_bias(stack, kinds, positions, causal)
+    values = (inside @ layer.attention.value.weight.T).view(-1, H, D // H)
+    rows = []
+    for i in range(len(x)):
+        seen = i + 1 if causal else len(x)
+        heads = [logits[h, i, :seen].softmax(0) @ values[:seen, h] for h in range(H)]
+        rows.append(torch.cat(heads))
+    x = x + torch.stack(rows) @ layer.attention.output.weight.T
+    return stack.norm(x + layer.feed_forward(layer.feed_forward_norm(x)))
+
+
+def gradients(stack, y, x):
+    stack.zero_grad()
+    x.grad = None
+    (y * tokens(*y.shape, seed=5)).sum().backward()
+    found = {"x": x.grad.clone()}
+    for name, parameter in stack.named_parameters():
+        if parameter.grad is not None:
+            found[name] = parameter.grad.clone()
+    return found
+
+
+@pytest.mark.parametrize("spec", EVERY)
+@pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_stack_is_the_loop_over_its_real_tokens(spec, positions, mask, monkeypatch):
+    monkeypatch.setattr(masks, "FEWEST_ROWS", 2)
+    monkeypatch.setattr(fast.table, "FEWEST_ROWS", 2)
+    monkeypatch.setattr(fast.blocks, "CACHED", 60)
+    monkeypatch.setattr(fast.dispatch, "SHORT", 1)
+    kinds = parse_positions(positions)
+    spec = spec.replace(":a=2:b=4", "")
+    causal = (KINDS.index(positions) + len(spec)) % 2 == 0
+    shape = Shape(D, H, 20, LENGTH, causal=causal, positions=positions)
+    stack = redrawn(Stack(shape, [spec]))
+    real = torch.tensor(MASKS[mask]).bool()
+    x = tokens(2, LENGTH, D).requires_grad_()
+    each = [
+        naive_stack(stack, x[b, real[b]], kinds, causal, range(int(real[b].sum())))
+        for b in range(2)
+    ]
+    expected = torch.cat(each)
+    wanted = gradients(stack, expected, x)
+    inputs = Inputs(None if mask == "none" else real)
+    context = Context(inputs, masks.locate(inputs.attention_mask, None, LENGTH, x.device))
+    for path in ("plain", "fast"):
+        stack.layers[0].attention.path = path
+        y = stack(x, context).x[real]
+        torch.testing.assert_close(y, expected)
+        found = gradients(stack, y, x)
+        for name, grad in wanted.items():
+            torch.testing.assert_close(found[name], grad, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("spec", ["dot", "random+dot", "dense+dot"])
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_rotary_follows_explicit_positions(spec, path):
+    options = RotaryOptions(base=30.0)
+    layer = redrawn(SyntheticAttention(D, H, 20, spec, rotary=options, causal=True, path=path))
+    x, positions = tokens(2, LENGTH, D), torch.tensor([[0, 1, 2, 7, 8, 9, 10, 15, 19], range(9)])
+    logits = layer.logits(x, position_ids=positions)
+    dot = layer.synthesis if spec == "dot" else layer.synthesis.parts[1]
+    parts = [dot] if spec == "dot" else layer.synthesis.parts
+    weights = [1.0] if spec == "dot" else layer.synthesis.mix.softmax(-1).unbind(-1)
+    for b in range(2):
+        for h in range(H):
+            queries = [
+                turned(v, int(p), options)
+                for v, p in zip(x[b] @ dot.wq[h], positions[b], strict=True)
+            ]
+            keys = [
+                turned(v, int(p), options)
+                for v, p in zip(x[b] @ dot.wk[h], positions[b], strict=True)
+            ]
+            expected = torch.stack(queries) @ torch.stack(keys).T / math.sqrt(D // H)
+            if spec != "dot":
+                other = parts[0](x, None, positions, positions)[b, h]
+                expected = weights[1][h] * expected + weights[0][h] * other
+            torch.testing.assert_close(logits[b, h], expected)
+    weights = layer.weights(x, position_ids=positions)
+    values = layer.value(x).view(2, LENGTH, H, -1)
+    y = layer.output(torch.einsum("bhts,bshk->bthk", weights, values).flatten(-2))
+    torch.testing.assert_close(layer(x, position_ids=positions), y)
+
+
+def test_a_rotary_dot_product_sees_distances_alone():
+    layer = redrawn(SyntheticAttention(D, H, 20, "dot", rotary=RotaryOptions()))
+    x, at = tokens(2, LENGTH, D), torch.arange(LENGTH)
+    torch.testing.assert_close(layer.logits(x, position_ids=at + 11), layer.logits(x))
+    assert not torch.allclose(layer.logits(x, position_ids=at * 2), layer.logits(x))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("steps", [[1] * 9, [4, 1, 1, 3]])
+def test_keys_are_cached_as_they_were_turned(window, mask, steps):
+    layer = SyntheticAttention(
+        D, H, 9, "random+dot", rotary=RotaryOptions(), causal=True, window=window
+    )
+    layer, x, cache = redrawn(layer).eval(), tokens(2, 9, D), ValueCache()
+    real, found, at = torch.tensor(MASKS[mask]).bool(), [], 0
+    for step in steps:
+        given = {"attention_mask": real[:, : at + step]}
+        found.append(layer(x[:, at : at + step], cache=cache, **given))
+        at += step
+    expected = layer(x, attention_mask=real)
+    torch.testing.assert_close(torch.cat(found, 1)[real], expected[real])
+
+
+SIZES = {
+    "d_model": 12,
+    "num_heads": 3,
+    "num_layers": 2,
+    "d_ff": 20,
+    "max_len": 24,
+    "vocab_size": 17,
+    "eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize("positions", ["alibi", "rotary", "sinusoidal+relative+rotary"])
+@pytest.mark.parametrize("synthesis", ["dot", "random+dot", "dense,dot"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_is_the_same_with_a_cache_and_alone(positions, synthesis, beams):
+    torch.manual_seed(0)
+    config = SynthesizerConfig(**SIZES, synthesis=synthesis, positions=positions)
+    model = redrawn(SynthesizerForCausalLM(config)).eval()
+    ids = torch.randint(2, 17, (2, 7))
+    mask = torch.ones_like(ids)
+    ids[0, :3], mask[0, :3] = 0, 0
+    given = {"attention_mask": mask, "max_new_tokens": 10, "num_beams": beams, "do_sample": False}
+    cached = model.generate(ids, **given, use_cache=True)
+    torch.testing.assert_close(model.generate(ids, **given, use_cache=False), cached)
+    alone = model.generate(ids[:1, 3:], max_new_tokens=10, num_beams=beams, do_sample=False)
+    torch.testing.assert_close(alone[0], cached[0, 3:])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal+rotary", "learned+alibi"])
+@pytest.mark.parametrize("universal", [False, True])
+def test_an_encoder_decoder_decodes_the_same_with_a_cache(positions, universal):
+    torch.manual_seed(0)
+    config = SynthesizerConfig(
+        **SIZES, synthesis="dense+dot", positions=positions, universal=universal
+    )
+    model = redrawn(SynthesizerForConditionalGeneration(config)).eval()
+    ids, mask = torch.randint(2, 17, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    given = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    cached = model.generate(ids, **given, use_cache=True)
+    torch.testing.assert_close(model.generate(ids, **given, use_cache=False), cached)
+    alone = model.generate(ids[1:, :6], max_new_tokens=12, do_sample=False)
+    torch.testing.assert_close(alone[0], cached[1])
+
+
+def test_a_saved_model_keeps_its_positions(tmp_path):
+    config = SynthesizerConfig(**SIZES, synthesis="dot", positions="learned+rotary:share=0.5")
+    model = SynthesizerForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = SynthesizerForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.arange(2, 12)[None]
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    assert loaded.model.decoder.layers[0].attention.synthesis.rotary.width == 2
+
+
+def test_the_record_says_which_layers_positions_do_not_reach():
+    config = SynthesizerConfig(
+        **SIZES, kind="decoder", synthesis="lightconv,random", positions="rotary+alibi"
+    )
+    assert config.layers_without_bias == {"decoder": 1}
+    assert config.layers_without_rotary == {"decoder": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rotory", "positions='rotory'; choose from sinusoidal, learned, relative, rotary"),
+        ("sinusoidal+learned", "joins what cannot stand together; write each once"),
+        ("none+rotary", "none alone"),
+        ("rotary+rotary", "write each once"),
+        ("alibi:base=3", "alibi has no options; only rotary has base and share"),
+        ("rotary:bass=3", "rotary has no 'bass=3'; write base=NUMBER or share=NUMBER"),
+        ("rotary:base=x", "rotary has no 'base=x'"),
+        ("rotary:share=2", "rotary needs a base above 1 and a share in (0, 1]"),
+        ("rotary:share=0.2", "turn no pair of features in heads of width 4"),
+    ],
+)
+def test_bad_positions_are_named(text, words):
+    with pytest.raises(UserError) as caught:
+        SynthesizerConfig(**SIZES, positions=text)
+    assert words in str(caught.value)
+    if "width" not in words:
+        with pytest.raises(UserError) as caught:
+            load_recipe("shift", overrides=[f"model.positions={text}"])
+        assert words in str(caught.value)
+        assert str(caught.value).startswith("shift.toml [model]: positions=")
