@@ -307,7 +307,7 @@ def test_a_mixer_runs_in_half_precision(spec):
         ),
         (
             lambda: build("lightconv")(tokens(1, 3, 12), cache=ValueCache()),
-            "'lightconv' looks ahead here, so that no cache can be continued; leave the cache out",
+            "'lightconv' reads later tokens here, so it cannot use a cache; leave the cache out",
         ),
         (
             lambda: build_mixer("dynamicconv:kernel=0", SIZE),

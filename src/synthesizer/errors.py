@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: one line with what was found, what was expected, what to do."""
+    """A mistake the user can fix: one line with what was found, what was expected, what to do."""

@@ -1,4 +1,4 @@
-"""The token mixers that the paper measures itself against, one class each.
+"""The token mixers that the paper compares with, one class each.
 
 LightConv and DynamicConv make the logits of convolution kernels and nothing else:
 
@@ -55,7 +55,7 @@ class DynamicConv(nn.Module):
         self.write = nn.Linear(size.d_model, size.num_heads * kernel, bias=False)
 
     def reset_parameters(self) -> None:
-        """All weights are the linear map's, which draws itself."""
+        """All weights are the linear layer's, which initializes itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write(x).unflatten(-1, (self.num_heads, self.kernel))
@@ -78,7 +78,7 @@ class Weightless(TokenMixer):
     def _check(self, inputs: Inputs) -> None:
         if inputs.cache is not None and not self.causal:
             raise UserError(
-                f"{self.name!r} looks ahead here, so that no cache can be continued; "
+                f"{self.name!r} reads later tokens here, so it cannot use a cache; "
                 "leave the cache out"
             )
         if inputs.bias is not None:
@@ -123,13 +123,13 @@ class Linformer(Weightless):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the length projections, so that a full sequence keeps its variance."""
+        """Initialize the length projections so that a full sequence keeps its variance."""
         for projection in (self.project_key, self.project_value):
             if projection is not None:
                 _draw_projection(projection)
 
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """Project the length of keys and values, padding left out, then attend to what is left."""
+        """Project keys and values to k rows, padding left out, and attend to those."""
         self._check(inputs)
         attention_mask, position_ids = inputs.attention_mask, inputs.position_ids
         sizes = (self.size.d_model, self.size.max_len, x.shape[1])

@@ -1,9 +1,9 @@
 """From kernels to outputs: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
 
 The only place with a window, the gates, a softmax over a kernel and DropConnect.
-A convolution runs over the real tokens in their order, wherever padding stands between them; so
-padding changes no real token's output. Beyond the ends of a sequence stand zeros, and a kernel is
-not normalized anew there. Positions do not matter. Letters as in baselines.py; P the padded length.
+A convolution runs over the real tokens in their order and skips padding, so padding changes no real
+token's output. A sequence is padded with zeros at both ends, and the kernel is not renormalized
+there. Positions do not matter. Letters as in baselines.py; P the padded length.
 """
 
 from typing import NamedTuple
@@ -46,20 +46,20 @@ class Convolution(Weightless):
         past = 0 if cache is None else cache.get_seq_length()
         check_inputs(x, self.size.d_model, None, past + x.shape[-2], attention_mask, None)
         attention_mask = None if attention_mask is None else attention_mask[:, past:]
-        queue = line_up(F.glu(self.value(x)), attention_mask)
+        queue = move_to_front(F.glu(self.value(x)), attention_mask)
         window = self._window(queue, cache)
         weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
-        return self.output(stand_back(convolve(window, weights), queue))
+        return self.output(move_back(convolve(window, weights), queue))
 
     def resize(self, max_len: int) -> None:
-        """A kernel does not know how long a sequence is."""
+        """No parameter depends on the length."""
         self.size = Size(self.size.d_model, self.size.num_heads, max_len)
 
     def extra_repr(self) -> str:
         return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
 
     def _window(self, queue: "Queue", cache: Cache | None) -> Tensor:
-        """All that the tokens look at: (B, before + T + after, D)."""
+        """The inputs of all kernel windows: (B, before + T + after, D)."""
         held = None if cache is None else cache.values
         if held is None:
             window = F.pad(queue.x, (0, 0, self.before, self.after))
@@ -70,21 +70,21 @@ class Convolution(Weightless):
         return window
 
     def _drop(self, weights: Tensor, length: int) -> Tensor:
-        """DropConnect: drop weights at every token; one draw serves the batch if kernels do."""
+        """DropConnect: drop weights at every token; one draw for shared kernels."""
         if not self.training or self.dropout == 0.0:
             return weights
         return F.dropout(weights.expand(-1, length, -1, -1), self.dropout)
 
 
 class Queue(NamedTuple):
-    """The real tokens of each example first, in their order, and zeros behind them."""
+    """The real tokens of each example first, in their order, then zeros."""
 
     x: Tensor  # (B, T, D)
     real: Tensor | None  # (B, T), by slot; None where all are
     order: Tensor | None  # (B, T), the slot each token came from; None where none has moved
 
 
-def line_up(x: Tensor, attention_mask: Tensor | None) -> Queue:
+def move_to_front(x: Tensor, attention_mask: Tensor | None) -> Queue:
     """Move the real tokens of x (B, T, D) together."""
     if attention_mask is None:
         return Queue(x, None, None)
@@ -96,7 +96,7 @@ def line_up(x: Tensor, attention_mask: Tensor | None) -> Queue:
     return Queue(x.take_along_dim(order[..., None], dim=1), real, order)
 
 
-def stand_back(y: Tensor, queue: Queue) -> Tensor:
+def move_back(y: Tensor, queue: Queue) -> Tensor:
     """Move outputs (B, T, D) back to the slots of their tokens; padding gets zeros."""
     if queue.order is not None:
         y = torch.zeros_like(y).scatter(1, queue.order[..., None].expand_as(y), y)

@@ -90,7 +90,7 @@ class Inputs:
 
 
 class TokenMixer(nn.Module):
-    """What may stand in a layer: SyntheticAttention, or a baseline. Subclasses define mix()."""
+    """A layer's token mixer: SyntheticAttention or a baseline. Subclasses define mix()."""
 
     def forward(
         self,
@@ -171,7 +171,7 @@ class SyntheticAttention(TokenMixer):
         return self._attend(self._call(x, Inputs(**inputs)))
 
     def weights(self, x: Tensor, **inputs: Any) -> Tensor:  # noqa: ANN401
-        """How much each token looks at each other: (B, H, T, S), rows sum to one, no dropout."""
+        """Attention weights (B, H, T, S): rows sum to one, no dropout."""
         weights = self._weights(self._call(x, Inputs(**inputs)))
         return weights.expand(x.shape[0], -1, -1, -1)
 
@@ -182,7 +182,7 @@ class SyntheticAttention(TokenMixer):
         return self.synthesis(x, call.keys, positions, positions)
 
     def _call(self, x: Tensor, inputs: Inputs) -> fast.Call:
-        """Keys and values of all tokens that x may look at, and what belongs to those tokens."""
+        """Keys and values of all tokens that x may attend to, with their mask and positions."""
         mask, positions, bias, cache = (
             inputs.attention_mask,
             inputs.position_ids,

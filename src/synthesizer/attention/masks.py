@@ -1,4 +1,4 @@
-"""Which keys a query may attend to, and where tokens stand; bad inputs are refused here.
+"""Which keys a query may attend to, and the positions of tokens; bad inputs are refused here.
 
 Who may look is said once, by `visible_range`: count the real tokens of an example in their order;
 a query sees those numbered start to stop - 1. Causality, a window, padding on either side and
@@ -76,9 +76,9 @@ class KeySpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Visibility:
-    """What every query sees once the real tokens of each example stand in front.
+    """What every query sees once the real tokens of each example are moved to the front.
 
-    The keys then stand at positions 0, 1, 2, ..., so that tables are read in order.
+    The keys then have positions 0, 1, 2, ..., so that tables are read in order.
     """
 
     stops: Tensor | None = None  # (B or 1, T), int32; None where all see all S keys
@@ -138,9 +138,9 @@ class Visibility:
             part.masked_fill_(columns < self.starts[examples, rows, None], -torch.inf)
 
     def at_positions(self, output: Tensor, mask: Tensor) -> Tensor | None:
-        """What the rows of positions, (B, S, D), give to the queries that stand there.
+        """Map outputs by position, (B, S, D), to the queries at these positions.
 
-        None where a position does not tell what its query sees: in a hole before real tokens.
+        None where a position does not determine what its query sees: in a hole before real tokens.
         """
         if self.table_rows is None or self.stops is None:
             return output
@@ -160,7 +160,7 @@ def visibility_of(
     source: str,
     device: torch.device,
 ) -> Visibility:
-    """The ranges of a mask (B, S), whose real tokens stand in front or are to be moved there."""
+    """The ranges of a mask (B, S), counted over its real tokens moved to the front."""
     if mask is None and window is None and (num_queries == 1 or not causal):
         return Visibility()
     _, start, stop = visible_range(mask, num_queries, num_keys, causal, window, device)
@@ -210,7 +210,7 @@ def position_source(
 def last_real(mask: Tensor | None, num_keys: int, count: int, device: torch.device) -> Tensor:
     """The slots, in order, of each example's last `count` real tokens: (1 or B, count).
 
-    Where an example has fewer, hidden slots stand before them.
+    Where an example has fewer, hidden slots come first.
     """
     if mask is None:
         return torch.arange(num_keys - count, num_keys, device=device)[None]

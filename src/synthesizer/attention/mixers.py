@@ -1,4 +1,4 @@
-"""Token mixers: whatever may stand in a layer where attention stands.
+"""Token mixers: attention, or what replaces it in a layer.
 
 SyntheticAttention, for every synthesizing function and mixture; or a baseline.
 """

@@ -1,4 +1,4 @@
-"""How a tensor with a side per position follows another longest sequence."""
+"""Resize a tensor with one axis per position to another max_len."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 def resized(
     old: Tensor, axes: tuple[int, ...], length: int, draw: Callable[[Tensor], object]
 ) -> Tensor:
-    """Draw a tensor of another length along axes, and keep old in the corner that both share."""
+    """A new tensor of another length along axes, with the overlap copied from old."""
     fresh = old.detach().new_empty([length if i in axes else n for i, n in enumerate(old.shape)])
     draw(fresh)
     corner = tuple(slice(min(pair)) for pair in zip(fresh.shape, old.shape, strict=True))

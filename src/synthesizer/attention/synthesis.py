@@ -145,57 +145,49 @@ class DotProduct(Synthesis):
         """No parameter depends on the length."""
 
 
-class Random(Synthesis):
+class TablePerHead(Synthesis):
+    """An (N, N) table per head, drawn from N(0, std^2)."""
+
+    depends_on_input = False
+    table: Tensor  # (H, N, N)
+    std: float
+
+    def reset_parameters(self) -> None:
+        self._draw(self.table)
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        return look_up(self.table, positions, key_positions)
+
+    def resize(self, max_len: int) -> None:
+        table = resized(self.table, (1, 2), max_len, self._draw)
+        self.table = nn.Parameter(table) if "table" in self.tables else table
+
+    def _draw(self, table: Tensor) -> None:
+        nn.init.normal_(table, std=self.std)
+
+
+class Random(TablePerHead):
     """B = R, a learned (N, N) table per head."""
 
     tables = ("table",)
-    depends_on_input = False
 
     def __init__(self, size: Size, *, std: float = 0.02) -> None:
+        """Start near zero: attention begins almost uniform, as in the authors' code."""
         super().__init__()
         self.std = std
-        self.table = empty(size.num_heads, size.max_len, size.max_len)  # (H, N, N)
+        self.table = empty(size.num_heads, size.max_len, size.max_len)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Start near zero: attention begins almost uniform, as in the authors' code."""
-        self._draw(self.table)
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        return look_up(self.table, positions, key_positions)
-
-    def resize(self, max_len: int) -> None:
-        self.table = nn.Parameter(resized(self.table, (1, 2), max_len, self._draw))
-
-    def _draw(self, table: Tensor) -> None:
-        nn.init.normal_(table, std=self.std)
-
-
-class FixedRandom(Synthesis):
+class FixedRandom(TablePerHead):
     """B = R, an (N, N) table per head, drawn once, saved and never trained."""
 
-    depends_on_input = False
-    table: Tensor
-
     def __init__(self, size: Size, *, std: float = 1.0) -> None:
+        """Draw from N(0, 1): a table near zero that never moves would be mean pooling."""
         super().__init__()
         self.std = std
-        table = torch.empty(size.num_heads, size.max_len, size.max_len)
-        self.register_buffer("table", table)  # (H, N, N)
+        self.register_buffer("table", empty(size.num_heads, size.max_len, size.max_len).data)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw from N(0, 1): a table near zero that never moves would be mean pooling."""
-        self._draw(self.table)
-
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        return look_up(self.table, positions, key_positions)
-
-    def resize(self, max_len: int) -> None:
-        self.table = resized(self.table, (1, 2), max_len, self._draw)
-
-    def _draw(self, table: Tensor) -> None:
-        nn.init.normal_(table, std=self.std)
 
 
 class FactorizedRandom(Synthesis):
