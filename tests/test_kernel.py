@@ -1,7 +1,6 @@
 """The compiled kernel gives what the plain path gives, and what the blocks in torch give."""
 
 import runpy
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -78,10 +77,12 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("spec", KNOWN)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("threads", [1, 2])  # two share the rows of each of three heads
 def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
-    spec, causal, kind, built, monkeypatch
+    spec, causal, kind, threads, built, monkeypatch
 ):
-    for batch, length, longer in product((1, 3), (2, 23), (0, 2)):
+    torch.set_num_threads(threads)
+    for batch, length, longer in ((1, 23, 0), (3, 2, 2), (3, 23, 0), (1, 2, 0), (3, 23, 2)):
         layer = attention(spec, length, causal=causal, max_len=length + longer)
         x, mask = tokens(batch, length, D).float(), mask_of(kind, batch, length)
         built.clear()
@@ -140,12 +141,12 @@ def test_the_kernel_lets_no_nan_pass_for_a_number(built):
 
 
 @needs_compiler
-def test_the_kernel_is_used_for_float32_on_one_thread_alone(built):
+def test_the_kernel_is_used_for_float32_alone(built):
     assert kernel_for(torch.zeros(1)) is not None
     assert kernel_for(torch.zeros(1, dtype=torch.float64)) is None
     assert kernel_for(torch.zeros(1, dtype=torch.bfloat16)) is None
     torch.set_num_threads(2)
-    assert kernel_for(torch.zeros(1)) is None
+    assert kernel_for(torch.zeros(1)) is not None
 
 
 @needs_compiler
@@ -202,3 +203,27 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
     with pytest.raises(UserError, match=r"false failed: .*; the torch path still works"):
         kernel.build()
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [2, 3, 5])  # rows shared, a head each, more than heads
+def test_a_number_of_threads_gives_the_same_bits_again(threads, built):
+    layer, x = attention("random+dense", 23, causal=True), tokens(3, 23, D).float()
+    expected = results(layer, x, "plain")
+    torch.set_num_threads(threads)
+    first, again = results(layer, x, "fast"), results(layer, x, "fast")
+    assert built == ["attend", "attend_back"] * 2
+    assert_close(first, expected)
+    for name, found in first.items():
+        assert torch.equal(found, again[name]), name
+
+
+@needs_compiler
+def test_without_torch_s_threads_the_kernel_takes_one(built, monkeypatch):
+    monkeypatch.setattr(kernel, "_runtime", lambda: None)
+    kernel.loaded.cache_clear()
+    layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
+    expected = results(layer, x, "plain")
+    torch.set_num_threads(2)
+    assert_close(results(layer, x, "fast"), expected)
+    assert built == ["attend", "attend_back"]

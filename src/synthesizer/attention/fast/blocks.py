@@ -65,11 +65,11 @@ def compiled_kernel(terms: Terms, visibility: Visibility, num_queries: int) -> K
     """The compiled kernel, where it was built and knows all this; one row is not worth a call."""
     values = terms.values
     assert values is not None
-    if num_queries == 1 or terms.tiled is not None or visibility.starts is not None:
+    if num_queries == 1 or terms.tiled is not None:
         return None
     if values.dtype != torch.float32 or values.device.type != "cpu":
         return None
-    return loaded(os.environ.get(HOME)) if torch.get_num_threads() == 1 else None
+    return loaded(os.environ.get(HOME))
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -7,10 +7,17 @@
        d table = weight dS,  d weight = sum of table dS,  d offsets = sum over rows of dS
 
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
-   makes P again. Where S does not depend on the input, many examples are one whose values stand side
-   by side. Matrices are multiplied by the BLAS that torch itself carries. Row i of example b sees its
-   first stops[b, i] keys and reads row table_rows[b, i] of the table. What is NULL is not there; a
-   shared tensor has a stride of 0. Letters as in terms.py: T queries, S keys, W width. */
+   makes P again. Where S does not depend on the example, many examples are one whose values stand
+   side by side. Matrices are multiplied by the BLAS that torch itself carries, and threads are those
+   of the OpenMP runtime that torch carries: inside them that BLAS starts none of its own.
+
+   Threads share heads; where heads do not divide evenly among them, all threads share the rows of
+   each head, and their sums over rows are added in the order of the threads: for a given number of
+   threads, results are the same to the bit.
+
+   Row i of example b sees the keys starts[b, i] to stops[b, i] - 1 and reads row table_rows[b, i] of
+   the table. What is NULL is not there; a shared tensor has a stride of 0. Letters as in terms.py:
+   T queries, S keys, W width. */
 
 #include <stdint.h>
 #include <string.h>
@@ -32,21 +39,36 @@ typedef struct {
     int64_t example;
 } Numbers;
 
+typedef struct { /* of torch's OpenMP runtime; NULL: one thread */
+    void (*parallel)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+    void (*barrier)(void);
+    int (*thread)(void), (*num_threads)(void);
+} Runtime;
+
 typedef struct {
     Gemm *gemm;
-    int64_t heads, batch, beside, queries, keys, width, value_width, rows;
+    Runtime runtime;
+    int64_t threads, heads, batch, beside, queries, keys, width, value_width, rows;
     int64_t ready; /* whether the table holds weights, not logits */
     Strided q, k, v, table, weight, offsets, y; /* y: the output, or its gradient on the way back */
     Strided dq, dk, dv, dtable, dweight, doffsets;
-    Numbers stops, table_rows;
-    float *room; /* 2 (rows + width + n) keys + rows n numbers, n = beside value_width */
+    Numbers starts, stops, table_rows;
+    float *room; /* workspace(call) numbers per thread */
 } Call;
 
+typedef struct { /* thread `member` of the `team` that shares the rows of a head */
+    int64_t member, team;
+    float *room;
+} Worker;
+
 typedef struct { /* some rows of one head of one example, and where they are worked on */
-    int64_t head, example, beside, first, rows, seen, n;
+    int64_t head, example, beside, first, rows, n;
+    int64_t from, seen;    /* the first key that some row sees, and how many keys from there on */
     float *weights, *down; /* (rows, seen) */
     float *k, *v;          /* (keys, width), (keys, n) */
     float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
+    float *sum_offsets;    /* (keys) */
+    float *sum_weight;     /* one number */
     float *y;              /* (rows, n) */
 } Block;
 
@@ -65,7 +87,7 @@ static inline float exponential(float x)
     p = p * r + 0.5f;
     p = p * r + 1.00000004f;
     p = p * r + 1.0f;
-    union { int32_t bits; float value; } power = { ((int32_t)n + 127) << 23 };
+    union { uint32_t bits; float value; } power = { ((uint32_t)(int32_t)n + 127) << 23 };
     return x < -87.0f ? 0.0f : p * power.value;
 }
 
@@ -85,39 +107,41 @@ static float dot(const float *left, const float *right, int64_t count)
     return sum;
 }
 
-/* out = softmax(out) over count columns, 0 in the others. */
-static void soften(float *restrict out, int64_t count, int64_t width)
+/* out = softmax(out) over the columns begin to end - 1, 0 in the others. */
+static void soften(float *restrict out, int64_t begin, int64_t end, int64_t width)
 {
     float top = LOWEST, sum = 0.0f;
-    int64_t whole = (count + LANES - 1) / LANES * LANES; /* no odd lanes in the costly loop */
+    int64_t whole = begin + (end - begin + LANES - 1) / LANES * LANES; /* no odd lanes below */
     if (whole > width)
         whole = width;
     #pragma omp simd reduction(max : top)
-    for (int64_t j = 0; j < count; j++)
+    for (int64_t j = begin; j < end; j++)
         top = out[j] > top ? out[j] : top;
-    for (int64_t j = count; j < whole; j++)
+    for (int64_t j = end; j < whole; j++)
         out[j] = LOWEST;
     #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < whole; j++) {
+    for (int64_t j = begin; j < whole; j++) {
         out[j] = exponential(out[j] - top);
         sum += out[j];
     }
     const float share = 1.0f / sum;
     #pragma omp simd
-    for (int64_t j = 0; j < whole; j++)
+    for (int64_t j = begin; j < whole; j++)
         out[j] *= share;
+    memset(out, 0, begin * sizeof(float));
     memset(out + whole, 0, (width - whole) * sizeof(float));
 }
 
-/* down = weights (down - sum of weights down) over count columns, 0 in the others. */
-static void soften_back(float *restrict down, const float *restrict weights, int64_t count,
-                        int64_t width)
+/* down = weights (down - sum of weights down) over these columns, 0 in the others. */
+static void soften_back(float *restrict down, const float *restrict weights, int64_t begin,
+                        int64_t end, int64_t width)
 {
-    const float mean = dot(down, weights, count);
+    const float mean = dot(down + begin, weights + begin, end - begin);
     #pragma omp simd
-    for (int64_t j = 0; j < count; j++)
+    for (int64_t j = begin; j < end; j++)
         down[j] = weights[j] * (down[j] - mean);
-    memset(down + count, 0, (width - count) * sizeof(float));
+    memset(down, 0, begin * sizeof(float));
+    memset(down + end, 0, (width - end) * sizeof(float));
 }
 
 /* out = beta out + left right, (m, n) = (m, k) (k, n), rows of memory; 'T' reads one transposed.
@@ -157,19 +181,37 @@ static void move(const Strided *tensor, const Block *block, int64_t first, int64
         }
 }
 
-static Block open_example(const Call *call, int64_t head, int64_t example)
+/* Cut a thread's room into the parts of a block; with no room, only count it. */
+static int64_t lay_out(const Call *call, float *room, Block *block)
+{
+    const int64_t most = call->beside * call->value_width, keys = call->keys;
+    const int64_t sizes[] = { call->rows * keys, call->rows * keys, call->width * keys,
+                              call->width * keys, most * keys, most * keys, keys, 1,
+                              call->rows * most };
+    float **parts[] = { &block->weights, &block->down, &block->k, &block->sum_k, &block->v,
+                        &block->sum_v, &block->sum_offsets, &block->sum_weight, &block->y };
+    int64_t size = 0;
+    for (int i = 0; i < 9; i++) {
+        *parts[i] = room ? room + size : 0;
+        size += (sizes[i] + LANES - 1) / LANES * LANES;
+    }
+    return size;
+}
+
+/* How many numbers of room each thread wants. */
+int64_t workspace(const Call *call)
+{
+    Block block;
+    return lay_out(call, 0, &block);
+}
+
+static Block open_example(const Call *call, const Worker *worker, int64_t head, int64_t example)
 {
     const int64_t left = call->batch - example;
     Block block = { .head = head, .example = example };
     block.beside = left < call->beside ? left : call->beside;
     block.n = block.beside * call->value_width;
-    block.weights = call->room;
-    block.down = block.weights + call->rows * call->keys;
-    block.k = block.down + call->rows * call->keys;
-    block.sum_k = block.k + call->width * call->keys; /* stays where it is for all examples */
-    block.v = block.sum_k + call->width * call->keys;
-    block.sum_v = block.v + block.n * call->keys;
-    block.y = block.sum_v + block.n * call->keys;
+    lay_out(call, worker->room, &block);
     if (call->q.data)
         move(&call->k, &block, 0, call->keys, call->width, 1, block.k, 0);
     move(&call->v, &block, 0, call->keys, call->value_width, block.beside, block.v, 0);
@@ -180,13 +222,28 @@ static Block open_example(const Call *call, int64_t head, int64_t example)
 static void move_to(const Call *call, Block *block, int64_t first)
 {
     const int64_t left = call->queries - first;
+    int64_t from = call->keys - 1, to = 1;
     block->first = first;
     block->rows = left < call->rows ? left : call->rows;
-    block->seen = 1;
     for (int64_t i = first; i < first + block->rows; i++) {
-        const int64_t count = number(&call->stops, block, i, call->keys);
-        block->seen = count > block->seen ? count : block->seen;
+        const int64_t start = number(&call->starts, block, i, 0);
+        const int64_t stop = number(&call->stops, block, i, call->keys);
+        from = start < from ? start : from;
+        to = stop > to ? stop : to;
     }
+    block->from = from < to ? from : to - 1; /* at least one key is computed */
+    block->seen = to - block->from;
+}
+
+/* The columns of a block that row i of it sees. */
+static void columns(const Call *call, const Block *block, int64_t i, int64_t *begin, int64_t *end)
+{
+    *begin = number(&call->starts, block, block->first + i, 0) - block->from;
+    *end = number(&call->stops, block, block->first + i, call->keys) - block->from;
+    if (*begin < 0) /* without starts every row sees the first key of the block */
+        *begin = 0;
+    if (*end < *begin)
+        *end = *begin;
 }
 
 /* Write the weights of a block. */
@@ -196,18 +253,21 @@ static void weigh(const Call *call, const Block *block)
     const float *weight = at(&call->weight, block, 0), *offsets = at(&call->offsets, block, 0);
     if (call->q.data)
         multiply(call, 'N', 'T', block->rows, seen, call->width, at(&call->q, block, block->first),
-                 call->q.row, block->k, call->width, 0.0f, block->weights, seen);
+                 call->q.row, block->k + block->from * call->width, call->width, 0.0f,
+                 block->weights, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *out = block->weights + i * seen;
-        const int64_t row = block->first + i, count = number(&call->stops, block, row, seen);
+        const int64_t row = block->first + i;
         const float *table = at(&call->table, block, number(&call->table_rows, block, row, row));
+        int64_t begin, end;
+        columns(call, block, i, &begin, &end);
         if (!call->q.data)
-            memset(out, 0, count * sizeof(float));
+            memset(out, 0, end * sizeof(float));
         if (table)
-            add(out, weight ? *weight : 1.0f, table, count);
+            add(out + begin, weight ? *weight : 1.0f, table + block->from + begin, end - begin);
         if (offsets)
-            add(out, 1.0f, offsets, count);
-        soften(out, count, seen);
+            add(out + begin, 1.0f, offsets + block->from + begin, end - begin);
+        soften(out, begin, end, seen);
     }
 }
 
@@ -216,34 +276,36 @@ static void look(const Call *call, const Block *block)
     const float *weights = block->weights;
     int64_t step = block->seen;
     if (call->ready) {
-        weights = at(&call->table, block, block->first);
+        weights = at(&call->table, block, block->first) + block->from;
         step = call->table.row;
     } else
         weigh(call, block);
-    multiply(call, 'N', 'N', block->rows, block->n, block->seen, weights, step, block->v, block->n,
-             0.0f, block->y, block->n);
+    multiply(call, 'N', 'N', block->rows, block->n, block->seen, weights, step,
+             block->v + block->from * block->n, block->n, 0.0f, block->y, block->n);
     move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y, 1);
 }
 
-void attend(const Call *call)
+/* Whether all threads share the rows of each of these items, not the items themselves. */
+static int shares_rows(int64_t items, int64_t threads)
 {
-    for (int64_t h = 0; h < call->heads; h++)
-        for (int64_t b = 0; b < call->batch; b += call->beside) {
-            Block block = open_example(call, h, b);
-            for (int64_t first = 0; first < call->queries; first += call->rows) {
-                move_to(call, &block, first);
-                look(call, &block);
-            }
-        }
+    return items % threads != 0 && items < 4 * threads;
 }
 
-/* Write (n, keys), summed up with the long axis last, as (keys, n). */
-static void write_transposed(const Call *call, const float *sums, int64_t n, float *out,
-                             int64_t out_row)
+static void attend_shared(const Call *call, int64_t thread, int64_t threads)
 {
-    for (int64_t j = 0; j < call->keys; j++)
-        for (int64_t i = 0; i < n; i++)
-            out[j * out_row + i] = sums[i * call->keys + j];
+    const int64_t groups = (call->batch + call->beside - 1) / call->beside;
+    const int rows_shared = shares_rows(call->heads * groups, threads);
+    const Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
+                            call->room + thread * workspace(call) };
+    for (int64_t item = rows_shared ? 0 : thread; item < call->heads * groups;
+         item += rows_shared ? 1 : threads) {
+        Block block = open_example(call, &worker, item / groups, item % groups * call->beside);
+        for (int64_t first = worker.member * call->rows; first < call->queries;
+             first += worker.team * call->rows) {
+            move_to(call, &block, first);
+            look(call, &block);
+        }
+    }
 }
 
 /* dS of a block, and what it says of the table, its weight and the offsets. */
@@ -251,66 +313,146 @@ static void look_back_at_logits(const Call *call, const Block *block)
 {
     const int64_t seen = block->seen;
     const float *weight = at(&call->weight, block, 0);
-    float *dweight = at(&call->dweight, block, 0), *doffsets = at(&call->doffsets, block, 0);
     double sum = 0.0;
-    multiply(call, 'N', 'T', block->rows, seen, block->n, block->y, block->n, block->v, block->n,
-             0.0f, block->down, seen);
+    multiply(call, 'N', 'T', block->rows, seen, block->n, block->y, block->n,
+             block->v + block->from * block->n, block->n, 0.0f, block->down, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *down = block->down + i * seen;
-        const int64_t row = block->first + i, count = number(&call->stops, block, row, seen);
+        const int64_t row = block->first + i;
         const int64_t place = number(&call->table_rows, block, row, row);
         float *dtable = at(&call->dtable, block, place);
-        soften_back(down, block->weights + i * seen, count, seen);
+        int64_t begin, end;
+        columns(call, block, i, &begin, &end);
+        soften_back(down, block->weights + i * seen, begin, end, seen);
         if (dtable)
-            add(dtable, weight ? *weight : 1.0f, down, count);
-        if (dweight)
-            sum += dot(down, at(&call->table, block, place), count);
-        if (doffsets)
-            add(doffsets, 1.0f, down, count);
+            add(dtable + block->from + begin, weight ? *weight : 1.0f, down + begin, end - begin);
+        if (call->dweight.data)
+            sum += dot(down + begin, at(&call->table, block, place) + block->from + begin,
+                       end - begin);
+        if (call->doffsets.data)
+            add(block->sum_offsets + block->from + begin, 1.0f, down + begin, end - begin);
     }
-    if (dweight)
-        *dweight += sum;
+    *block->sum_weight += sum;
 }
 
 static void look_back(const Call *call, const Block *block)
 {
-    const int64_t rows = block->rows, seen = block->seen, width = call->width;
+    const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
     weigh(call, block);
     move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
     if (call->dv.data)
         multiply(call, 'T', 'N', block->n, seen, rows, block->y, block->n, block->weights, seen,
-                 1.0f, block->sum_v, call->keys);
+                 1.0f, block->sum_v + from, call->keys);
     if (!call->dq.data && !call->dk.data && !call->dtable.data && !call->dweight.data
         && !call->doffsets.data)
         return;
     look_back_at_logits(call, block);
     if (call->dq.data)
-        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k, width,
-                 block->example && !call->dq.example ? 1.0f : 0.0f, at(&call->dq, block, block->first), call->dq.row);
+        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k + from * width,
+                 width, block->example && !call->dq.example ? 1.0f : 0.0f,
+                 at(&call->dq, block, block->first), call->dq.row);
     if (call->dk.data)
         multiply(call, 'T', 'N', width, seen, rows, at(&call->q, block, block->first), call->q.row,
-                 block->down, seen, 1.0f, block->sum_k, call->keys);
+                 block->down, seen, 1.0f, block->sum_k + from, call->keys);
 }
 
-void attend_back(const Call *call)
+/* Write (n, keys), summed up with the long axis last, as (keys, n): this worker its part of the
+   keys, the sums of all threads of the team added in their order. */
+static void write_sums(const Call *call, const Worker *worker, const float *sums, int64_t n,
+                       float *out, int64_t out_row)
+{
+    const int64_t step = workspace(call), begin = call->keys * worker->member / worker->team;
+    const int64_t end = call->keys * (worker->member + 1) / worker->team;
+    sums -= worker->member * step;
+    for (int64_t j = begin; j < end; j++)
+        for (int64_t i = 0; i < n; i++) {
+            float sum = sums[i * call->keys + j];
+            for (int64_t other = 1; other < worker->team; other++)
+                sum += sums[other * step + i * call->keys + j];
+            out[j * out_row + i] = sum;
+        }
+}
+
+static void wait_for(const Call *call, const Worker *worker)
+{
+    if (worker->team > 1)
+        call->runtime.barrier();
+}
+
+static void look_back_at_head(const Call *call, const Worker *worker, int64_t head)
 {
     const int shared = call->k.example == 0;
-    for (int64_t h = 0; h < call->heads; h++)
-        for (int64_t b = 0; b < call->batch; b += call->beside) {
-            Block block = open_example(call, h, b);
-            if (b == 0 || !shared)
-                memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
-            memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
-            for (int64_t first = 0; first < call->queries; first += call->rows) {
-                move_to(call, &block, first);
-                look_back(call, &block);
-            }
-            for (int64_t i = 0; call->dv.data && i < block.beside; i++)
-                write_transposed(call, block.sum_v + i * call->value_width * call->keys,
-                                 call->value_width,
-                                 at(&call->dv, &block, 0) + i * call->dv.example, call->dv.row);
-            if (call->dk.data && (b + call->beside >= call->batch || !shared))
-                write_transposed(call, block.sum_k, call->width, at(&call->dk, &block, 0),
-                                 call->dk.row);
+    Block block;
+    for (int64_t b = 0; b < call->batch; b += call->beside) {
+        const int last = b + call->beside >= call->batch;
+        block = open_example(call, worker, head, b);
+        if (b == 0 || !shared)
+            memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
+        if (b == 0) {
+            memset(block.sum_offsets, 0, call->keys * sizeof(float));
+            *block.sum_weight = 0.0f;
         }
+        memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
+        for (int64_t first = worker->member * call->rows; first < call->queries;
+             first += worker->team * call->rows) {
+            move_to(call, &block, first);
+            look_back(call, &block);
+        }
+        wait_for(call, worker);
+        for (int64_t i = 0; call->dv.data && i < block.beside; i++)
+            write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
+                       call->value_width, at(&call->dv, &block, 0) + i * call->dv.example,
+                       call->dv.row);
+        if (call->dk.data && (last || !shared))
+            write_sums(call, worker, block.sum_k, call->width, at(&call->dk, &block, 0),
+                       call->dk.row);
+        if (call->doffsets.data && last)
+            write_sums(call, worker, block.sum_offsets, 1, at(&call->doffsets, &block, 0), 1);
+        if (call->dweight.data && last && worker->member == 0) {
+            double sum = 0.0;
+            for (int64_t other = 0; other < worker->team; other++)
+                sum += block.sum_weight[other * workspace(call)];
+            *at(&call->dweight, &block, 0) = sum;
+        }
+        wait_for(call, worker); /* before anybody's sums are cleared */
+    }
+}
+
+static void attend_back_shared(const Call *call, int64_t thread, int64_t threads)
+{
+    /* Rows that read one row of the table must not add to its gradient at the same time. */
+    const int rows_shared = !call->table_rows.data && shares_rows(call->heads, threads);
+    const Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
+                            call->room + thread * workspace(call) };
+    for (int64_t head = rows_shared ? 0 : thread; head < call->heads;
+         head += rows_shared ? 1 : threads)
+        look_back_at_head(call, &worker, head);
+}
+
+static void attend_body(void *call)
+{
+    const Runtime *runtime = &((const Call *)call)->runtime;
+    attend_shared(call, runtime->thread(), runtime->num_threads());
+}
+
+static void attend_back_body(void *call)
+{
+    const Runtime *runtime = &((const Call *)call)->runtime;
+    attend_back_shared(call, runtime->thread(), runtime->num_threads());
+}
+
+void attend(Call *call)
+{
+    if (call->threads > 1)
+        call->runtime.parallel(attend_body, call, call->threads, 0);
+    else
+        attend_shared(call, 0, 1);
+}
+
+void attend_back(Call *call)
+{
+    if (call->threads > 1)
+        call->runtime.parallel(attend_back_body, call, call->threads, 0);
+    else
+        attend_back_shared(call, 0, 1);
 }

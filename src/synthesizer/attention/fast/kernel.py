@@ -71,6 +71,7 @@ class Numbers(ctypes.Structure):
         return cls(tensor.data_ptr(), 0 if len(tensor) == 1 else tensor.stride(0))
 
 
+RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 TERMS = ("queries", "keys", "values", "table", "weight", "offsets")
 
 
@@ -78,12 +79,15 @@ class KernelCall(ctypes.Structure):
     """What kernel.c calls a Call."""
 
     _fields_ = (
-        ("gemm", ctypes.c_void_p),
-        *[(name, ctypes.c_int64) for name in ("heads", "batch", "beside", "num_queries")],
+        *[(name, ctypes.c_void_p) for name in ("gemm", *RUNTIME)],
+        *[
+            (name, ctypes.c_int64)
+            for name in ("threads", "heads", "batch", "beside", "num_queries")
+        ],
         *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows", "ready")],
         *[(name, Strided) for name in (*TERMS, "output")],
         *[(f"grad_{name}", Strided) for name in TERMS],
-        *[(name, Numbers) for name in ("stops", "table_rows")],
+        *[(name, Numbers) for name in ("starts", "stops", "table_rows")],
         ("room", ctypes.c_void_p),
     )
 
@@ -93,9 +97,12 @@ class Kernel:
 
     def __init__(self, path: Path, gemm: int) -> None:
         library = ctypes.CDLL(str(path))
-        self._gemm, self._attend, self._attend_back = gemm, library.attend, library.attend_back
-        for function in (self._attend, self._attend_back):
+        self._gemm, self._runtime = gemm, _runtime()
+        self._attend, self._attend_back = library.attend, library.attend_back
+        self._workspace = library.workspace
+        for function in (self._attend, self._attend_back, self._workspace):
             function.argtypes, function.restype = [ctypes.POINTER(KernelCall)], None
+        self._workspace.restype = ctypes.c_int64
 
     def attend(
         self, terms: Terms, visibility: Visibility, num_queries: int, ready: bool = False
@@ -129,16 +136,16 @@ class Kernel:
         beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
         budget = CACHED // 2 if visibility.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
-        num_values = beside * value_width
-        room = output.new_empty(2 * (rows + width + num_values) * num_keys + rows * num_values)
-        sizes = (num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
-        call = KernelCall(self._gemm, *sizes, room=room.data_ptr(), output=Strided.of(output))
+        threads = torch.get_num_threads() if self._runtime else 1
+        sizes = (threads, num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
+        runtime = self._runtime or [None] * len(RUNTIME)
+        call = KernelCall(self._gemm, *runtime, *sizes, output=Strided.of(output))
+        room = output.new_empty(threads * self._workspace(call))
+        call.room = room.data_ptr()
         for name, tensor in _by_name(terms).items():
             setattr(call, name, Strided.of(tensor))
-        call.stops, call.table_rows = (
-            Numbers.of(visibility.stops),
-            Numbers.of(visibility.table_rows),
-        )
+        for name in ("starts", "stops", "table_rows"):
+            setattr(call, name, Numbers.of(getattr(visibility, name)))
         return call, room
 
 
@@ -255,13 +262,24 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _gemm() -> int | None:
     """The address of the matrix product that torch carries, where it shows one."""
-    name = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}.get(
+    return _address("sgemm_")
+
+
+def _runtime() -> list[int] | None:
+    """What starts torch's own threads, where torch shows it; else the kernel takes one thread."""
+    found = [_address(name) for name in RUNTIME]
+    return None if None in found else [address for address in found if address is not None]
+
+
+def _address(name: str) -> int | None:
+    """Where a function of torch's library, or of one that it needs, lies in this process."""
+    file = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}.get(
         platform.system().lower()
     )
-    library = None if name is None else Path(torch.__file__).parent / "lib" / name
+    library = None if file is None else Path(torch.__file__).parent / "lib" / file
     if library is None or not library.exists():
         return None
-    found = getattr(ctypes.CDLL(str(library)), "sgemm_", None)
+    found = getattr(ctypes.CDLL(str(library)), name, None)
     return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
