@@ -16,7 +16,7 @@ from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from variants import TABLES, redrawn, tokens
 
 H, D = 3, 12
-KNOWN = [spec for spec in ANY_LENGTH if "factorized_dense" not in spec and spec != "dot"]
+KNOWN = [spec for spec in ANY_LENGTH if spec != "dot"]
 
 needs_compiler = pytest.mark.skipif(
     not any(map(kernel.which, ("cc", "gcc", "clang"))) or kernel._gemm() is None,

@@ -126,7 +126,7 @@ class DotProduct(Synthesis):
         draw_weight(self.wk)
 
     def keys(self, x: Tensor) -> Tensor:
-        return torch.einsum("bsd,hdk->bhsk", x, self.wk)
+        return project_heads(x, self.wk)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         if self.rotary is None:
@@ -324,7 +324,9 @@ class Mixture(Synthesis):
     def keys(self, x: Tensor) -> Tensor | None:
         each = [part.keys(x) for part in self.parts if part.d_keys]
         kept = [keys for keys in each if keys is not None]
-        return torch.cat(kept, dim=-1) if kept else None
+        if len(kept) < 2:
+            return kept[0] if kept else None
+        return torch.cat(kept, dim=-1)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         split = keys.split(self.widths, dim=-1)
@@ -412,3 +414,9 @@ def _build_part(term: Term, size: Size) -> Synthesis:
                 f"{cls.__name__}.tables, .weights or .biases"
             )
     return part
+
+
+def project_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
+    heads = x @ weight.transpose(0, 1).flatten(1)
+    return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)

@@ -65,7 +65,7 @@ def compiled_kernel(terms: Terms, visibility: Visibility, num_queries: int) -> K
     """The compiled kernel, where it was built and knows all this; one row is not worth a call."""
     values = terms.values
     assert values is not None
-    if num_queries == 1 or terms.tiled is not None:
+    if num_queries == 1:
         return None
     if values.dtype != torch.float32 or values.device.type != "cpu":
         return None
@@ -104,12 +104,16 @@ class _BlockAttention(torch.autograd.Function):
         tensors = ctx.saved_tensors
         terms = Terms(*tensors)
         wanted = ctx.needs_input_grad[3:]
+        # the kernel adds to the table's gradient and writes all others
+        make = torch.zeros_like if ctx.kernel is None else torch.empty_like
         grads = Terms(
             *[
-                torch.zeros_like(tensor) if want and tensor is not None else None
+                make(tensor) if want and tensor is not None else None
                 for tensor, want in zip(tensors, wanted, strict=True)
             ]
         )
+        if ctx.kernel is not None and grads.table is not None:
+            grads.table.zero_()
         if ctx.kernel is not None:
             ctx.kernel.attend_back(terms, ctx.visibility, grad, grads)
             return None, None, None, *vars(grads).values()

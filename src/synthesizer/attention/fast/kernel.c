@@ -1,10 +1,11 @@
-/* Attention of a bilinear term, a table and offsets, and its gradient: kernel.py's other half.
+/* Attention of any sum of terms, and its gradient: kernel.py's other half.
 
-       S = queries keys^T + weight table + offsets
+       S = queries keys^T + weight table + offsets + outer, outer[i, j] = A[i, j mod a] B[i, j div a]
        P = softmax(S) over the keys that a row sees, Y = P values
        dP = dY values^T,  dS = P (dP - sum over keys of P dP)
        d values = P^T dY,  d queries = dS keys,  d keys = dS^T queries
        d table = weight dS,  d weight = sum of table dS,  d offsets = sum over rows of dS
+       d A[i, c] = sum of dS B over j mod a = c,  d B[i, m] = sum of dS A over j div a = m
 
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
    makes P again. Where S does not depend on the example, many examples are one whose values stand
@@ -49,9 +50,11 @@ typedef struct {
     Gemm *gemm;
     Runtime runtime;
     int64_t threads, heads, batch, beside, queries, keys, width, value_width, rows;
+    int64_t a, b;  /* the sides of an outer product */
     int64_t ready; /* whether the table holds weights, not logits */
-    Strided q, k, v, table, weight, offsets, y; /* y: the output, or its gradient on the way back */
-    Strided dq, dk, dv, dtable, dweight, doffsets;
+    Strided q, k, v, table, weight, offsets, tiled, repeated; /* the last two: A and B */
+    Strided y; /* the output, or its gradient on the way back */
+    Strided dq, dk, dv, dtable, dweight, doffsets, dtiled, drepeated;
     Numbers starts, stops, table_rows;
     float *room; /* workspace(call) numbers per thread */
 } Call;
@@ -65,7 +68,8 @@ typedef struct { /* some rows of one head of one example, and where they are wor
     int64_t head, example, beside, first, rows, n;
     int64_t from, seen;    /* the first key that some row sees, and how many keys from there on */
     float *weights, *down; /* (rows, seen) */
-    float *k, *v;          /* (keys, width), (keys, n) */
+    float *k, *v;          /* (keys, width), (keys, n): copied where many rows read them */
+    int64_t k_row, v_row, y_row;
     float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
     float *sum_offsets;    /* (keys) */
     float *sum_weight;     /* one number */
@@ -205,6 +209,12 @@ int64_t workspace(const Call *call)
     return lay_out(call, 0, &block);
 }
 
+/* Whether one block of rows is all: then nothing is copied, and gradients are written at once. */
+static int is_direct(const Call *call, const Worker *worker)
+{
+    return call->queries <= call->rows && call->beside == 1 && worker->team == 1;
+}
+
 static Block open_example(const Call *call, const Worker *worker, int64_t head, int64_t example)
 {
     const int64_t left = call->batch - example;
@@ -212,6 +222,16 @@ static Block open_example(const Call *call, const Worker *worker, int64_t head, 
     block.beside = left < call->beside ? left : call->beside;
     block.n = block.beside * call->value_width;
     lay_out(call, worker->room, &block);
+    if (is_direct(call, worker)) {
+        block.k = at(&call->k, &block, 0);
+        block.v = at(&call->v, &block, 0);
+        block.k_row = call->k.row;
+        block.v_row = call->v.row;
+        block.y_row = call->y.row;
+        return block;
+    }
+    block.k_row = call->width;
+    block.v_row = block.y_row = block.n;
     if (call->q.data)
         move(&call->k, &block, 0, call->keys, call->width, 1, block.k, 0);
     move(&call->v, &block, 0, call->keys, call->value_width, block.beside, block.v, 0);
@@ -246,6 +266,44 @@ static void columns(const Call *call, const Block *block, int64_t i, int64_t *be
         *end = *begin;
 }
 
+/* How many columns from `column` on belong to one number of B, before `end`; that number's index. */
+static int64_t same_repeated(const Call *call, const Block *block, int64_t column, int64_t end,
+                             int64_t *index)
+{
+    const int64_t key = block->from + column, left = end - column;
+    *index = key / call->a;
+    return (*index + 1) * call->a - key < left ? (*index + 1) * call->a - key : left;
+}
+
+static void add_outer(const Call *call, const Block *block, int64_t row, int64_t begin, int64_t end,
+                      float *out)
+{
+    const float *tiled = at(&call->tiled, block, row), *repeated = at(&call->repeated, block, row);
+    for (int64_t j = begin, count, m; j < end; j += count) {
+        count = same_repeated(call, block, j, end, &m);
+        add(out + j, repeated[m], tiled + block->from + j - m * call->a, count);
+    }
+}
+
+static void look_back_at_outer(const Call *call, const Block *block, int64_t row, int64_t begin,
+                               int64_t end, const float *down)
+{
+    const float *tiled = at(&call->tiled, block, row), *repeated = at(&call->repeated, block, row);
+    float *dtiled = at(&call->dtiled, block, row), *drepeated = at(&call->drepeated, block, row);
+    if (dtiled)
+        memset(dtiled, 0, call->a * sizeof(float));
+    if (drepeated)
+        memset(drepeated, 0, call->b * sizeof(float));
+    for (int64_t j = begin, count, m; j < end; j += count) {
+        count = same_repeated(call, block, j, end, &m);
+        const int64_t column = block->from + j - m * call->a;
+        if (dtiled)
+            add(dtiled + column, repeated[m], down + j, count);
+        if (drepeated)
+            drepeated[m] = dot(down + j, tiled + column, count);
+    }
+}
+
 /* Write the weights of a block. */
 static void weigh(const Call *call, const Block *block)
 {
@@ -253,7 +311,7 @@ static void weigh(const Call *call, const Block *block)
     const float *weight = at(&call->weight, block, 0), *offsets = at(&call->offsets, block, 0);
     if (call->q.data)
         multiply(call, 'N', 'T', block->rows, seen, call->width, at(&call->q, block, block->first),
-                 call->q.row, block->k + block->from * call->width, call->width, 0.0f,
+                 call->q.row, block->k + block->from * block->k_row, block->k_row, 0.0f,
                  block->weights, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *out = block->weights + i * seen;
@@ -267,12 +325,15 @@ static void weigh(const Call *call, const Block *block)
             add(out + begin, weight ? *weight : 1.0f, table + block->from + begin, end - begin);
         if (offsets)
             add(out + begin, 1.0f, offsets + block->from + begin, end - begin);
+        if (call->tiled.data)
+            add_outer(call, block, row, begin, end, out);
         soften(out, begin, end, seen);
     }
 }
 
-static void look(const Call *call, const Block *block)
+static void look(const Call *call, const Worker *worker, Block *block)
 {
+    const int direct = is_direct(call, worker);
     const float *weights = block->weights;
     int64_t step = block->seen;
     if (call->ready) {
@@ -280,9 +341,13 @@ static void look(const Call *call, const Block *block)
         step = call->table.row;
     } else
         weigh(call, block);
+    if (direct)
+        block->y = at(&call->y, block, block->first);
     multiply(call, 'N', 'N', block->rows, block->n, block->seen, weights, step,
-             block->v + block->from * block->n, block->n, 0.0f, block->y, block->n);
-    move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y, 1);
+             block->v + block->from * block->v_row, block->v_row, 0.0f, block->y, block->y_row);
+    if (!direct)
+        move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y,
+             1);
 }
 
 /* Whether all threads share the rows of each of these items, not the items themselves. */
@@ -303,7 +368,7 @@ static void attend_shared(const Call *call, int64_t thread, int64_t threads)
         for (int64_t first = worker.member * call->rows; first < call->queries;
              first += worker.team * call->rows) {
             move_to(call, &block, first);
-            look(call, &block);
+            look(call, &worker, &block);
         }
     }
 }
@@ -314,8 +379,8 @@ static void look_back_at_logits(const Call *call, const Block *block)
     const int64_t seen = block->seen;
     const float *weight = at(&call->weight, block, 0);
     double sum = 0.0;
-    multiply(call, 'N', 'T', block->rows, seen, block->n, block->y, block->n,
-             block->v + block->from * block->n, block->n, 0.0f, block->down, seen);
+    multiply(call, 'N', 'T', block->rows, seen, block->n, block->y, block->y_row,
+             block->v + block->from * block->v_row, block->v_row, 0.0f, block->down, seen);
     for (int64_t i = 0; i < block->rows; i++) {
         float *down = block->down + i * seen;
         const int64_t row = block->first + i;
@@ -331,29 +396,54 @@ static void look_back_at_logits(const Call *call, const Block *block)
                        end - begin);
         if (call->doffsets.data)
             add(block->sum_offsets + block->from + begin, 1.0f, down + begin, end - begin);
+        if (call->tiled.data)
+            look_back_at_outer(call, block, row, begin, end, down);
     }
     *block->sum_weight += sum;
 }
 
-static void look_back(const Call *call, const Block *block)
+/* out = weights^T rows for the keys that a block sees, 0 for the others; or added to what is there. */
+static void write_keys(const Call *call, const Block *block, const float *weights,
+                       const float *rows, int64_t row_step, int64_t n, int added, float *out,
+                       int64_t out_row)
+{
+    for (int64_t j = 0; !added && j < call->keys; j++)
+        if (j < block->from || j >= block->from + block->seen)
+            memset(out + j * out_row, 0, n * sizeof(float));
+    multiply(call, 'T', 'N', block->seen, n, block->rows, weights, block->seen, rows, row_step,
+             added ? 1.0f : 0.0f, out + block->from * out_row, out_row);
+}
+
+static void look_back(const Call *call, const Worker *worker, Block *block)
 {
     const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
+    const float *q = at(&call->q, block, block->first);
+    const int direct = is_direct(call, worker);
     weigh(call, block);
-    move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
-    if (call->dv.data)
-        multiply(call, 'T', 'N', block->n, seen, rows, block->y, block->n, block->weights, seen,
+    if (direct)
+        block->y = at(&call->y, block, block->first);
+    else
+        move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
+    if (call->dv.data && direct)
+        write_keys(call, block, block->weights, block->y, block->y_row, block->n, 0,
+                   at(&call->dv, block, 0), call->dv.row);
+    else if (call->dv.data)
+        multiply(call, 'T', 'N', block->n, seen, rows, block->y, block->y_row, block->weights, seen,
                  1.0f, block->sum_v + from, call->keys);
     if (!call->dq.data && !call->dk.data && !call->dtable.data && !call->dweight.data
-        && !call->doffsets.data)
+        && !call->doffsets.data && !call->dtiled.data && !call->drepeated.data)
         return;
     look_back_at_logits(call, block);
     if (call->dq.data)
-        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k + from * width,
-                 width, block->example && !call->dq.example ? 1.0f : 0.0f,
+        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k + from * block->k_row,
+                 block->k_row, block->example && !call->dq.example ? 1.0f : 0.0f,
                  at(&call->dq, block, block->first), call->dq.row);
-    if (call->dk.data)
-        multiply(call, 'T', 'N', width, seen, rows, at(&call->q, block, block->first), call->q.row,
-                 block->down, seen, 1.0f, block->sum_k + from, call->keys);
+    if (call->dk.data && direct)
+        write_keys(call, block, block->down, q, call->q.row, width,
+                   block->example && !call->dk.example, at(&call->dk, block, 0), call->dk.row);
+    else if (call->dk.data)
+        multiply(call, 'T', 'N', width, seen, rows, q, call->q.row, block->down, seen, 1.0f,
+                 block->sum_k + from, call->keys);
 }
 
 /* Write (n, keys), summed up with the long axis last, as (keys, n): this worker its part of the
@@ -385,25 +475,27 @@ static void look_back_at_head(const Call *call, const Worker *worker, int64_t he
     Block block;
     for (int64_t b = 0; b < call->batch; b += call->beside) {
         const int last = b + call->beside >= call->batch;
+        const int direct = is_direct(call, worker);
         block = open_example(call, worker, head, b);
-        if (b == 0 || !shared)
-            memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
         if (b == 0) {
             memset(block.sum_offsets, 0, call->keys * sizeof(float));
             *block.sum_weight = 0.0f;
         }
-        memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
+        if (!direct && (b == 0 || !shared))
+            memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
+        if (!direct)
+            memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
         for (int64_t first = worker->member * call->rows; first < call->queries;
              first += worker->team * call->rows) {
             move_to(call, &block, first);
-            look_back(call, &block);
+            look_back(call, worker, &block);
         }
         wait_for(call, worker);
-        for (int64_t i = 0; call->dv.data && i < block.beside; i++)
+        for (int64_t i = 0; call->dv.data && !direct && i < block.beside; i++)
             write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
                        call->value_width, at(&call->dv, &block, 0) + i * call->dv.example,
                        call->dv.row);
-        if (call->dk.data && (last || !shared))
+        if (call->dk.data && !direct && (last || !shared))
             write_sums(call, worker, block.sum_k, call->width, at(&call->dk, &block, 0),
                        call->dk.row);
         if (call->doffsets.data && last)

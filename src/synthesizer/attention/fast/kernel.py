@@ -72,7 +72,7 @@ class Numbers(ctypes.Structure):
 
 
 RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-TERMS = ("queries", "keys", "values", "table", "weight", "offsets")
+TERMS = ("queries", "keys", "values", "table", "weight", "offsets", "tiled", "repeated")
 
 
 class KernelCall(ctypes.Structure):
@@ -84,7 +84,8 @@ class KernelCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("threads", "heads", "batch", "beside", "num_queries")
         ],
-        *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows", "ready")],
+        *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows")],
+        *[(name, ctypes.c_int64) for name in ("a", "b", "ready")],
         *[(name, Strided) for name in (*TERMS, "output")],
         *[(f"grad_{name}", Strided) for name in TERMS],
         *[(name, Numbers) for name in ("starts", "stops", "table_rows")],
@@ -132,14 +133,17 @@ class Kernel:
         num_heads, batch, num_queries, value_width = output.shape
         num_keys, queries = terms.values.shape[2], terms.queries
         width = 0 if queries is None else queries.shape[-1]
+        tiled, repeated = terms.tiled, terms.repeated
+        sides = [0 if part is None else part.shape[-1] for part in (tiled, repeated)]
         alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
+        alike = alike and tiled is None
         beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
         budget = CACHED // 2 if visibility.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         threads = torch.get_num_threads() if self._runtime else 1
         sizes = (threads, num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
         runtime = self._runtime or [None] * len(RUNTIME)
-        call = KernelCall(self._gemm, *runtime, *sizes, output=Strided.of(output))
+        call = KernelCall(self._gemm, *runtime, *sizes, *sides, output=Strided.of(output))
         room = output.new_empty(threads * self._workspace(call))
         call.room = room.data_ptr()
         for name, tensor in _by_name(terms).items():
@@ -302,4 +306,6 @@ def _by_name(terms: Terms) -> dict[str, Tensor | None]:
         "table": None if table is None else table[:, None],
         "weight": None if weight is None else weight[:, None, None, None],
         "offsets": None if offsets is None else offsets[:, None, None],
+        "tiled": terms.tiled,
+        "repeated": terms.repeated,
     }

@@ -25,6 +25,7 @@ from synthesizer.attention.synthesis import (
     Mixture,
     Random,
     Synthesis,
+    project_heads,
 )
 from synthesizer.errors import UserError
 
@@ -160,7 +161,8 @@ def _dot(part: DotProduct, x: Tensor, keys: Tensor, num_keys: int, alpha: Tensor
         if alpha is None
         else part.wq * (alpha[:, None, None] * part.d_keys**-0.5)
     )
-    return Terms(queries=torch.einsum("btd,hdk->hbtk", x, weight), keys=keys.transpose(0, 1))
+    queries = project_heads(x, weight).transpose(0, 1)
+    return Terms(queries=queries, keys=keys.transpose(0, 1))
 
 
 def _table(
