@@ -9,6 +9,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Triton reads this as it is imported: GPU kernels run on CPU tensors.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# No test compiles the kernel unasked: most caches are new, and a second each adds up.
+os.environ["SYNTHESIZER_KERNEL"] = "0"
+
 
 @pytest.fixture(autouse=True)
 def _own_data_folders(tmp_path, monkeypatch):

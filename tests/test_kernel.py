@@ -38,6 +38,7 @@ def library(tmp_path_factory):
 def built(library, monkeypatch):
     """The kernel in use, on one thread, in small blocks; how often it was called."""
     calls, threads = [], torch.get_num_threads()
+    monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setattr(kernel, "built_path", lambda home: library)
     monkeypatch.setattr(kernel, "CACHED", 400)
     monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
@@ -92,6 +93,23 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
         with monkeypatch.context() as patch:
             patch.setattr(fast.blocks, "loaded", lambda home: None)
             assert_close(found, results(layer, x, "fast", attention_mask=mask))
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", ["dense", "random+dot", "factorized_dense", "random+dense"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, monkeypatch):
+    torch.set_num_threads(threads)
+    for cached, window, kind in ((400, 4, "none"), (400, 9, "holes"), (2**17, 4, "right")):
+        monkeypatch.setattr(kernel, "CACHED", cached)
+        monkeypatch.setattr(kernel, "FEWEST_ROWS", 5 if cached == 400 else 64)
+        layer, x = attention(spec, 23, causal=causal), tokens(3, 23, D).float()
+        layer.window, mask = window, mask_of(kind, 3, 23)
+        built.clear()
+        found = results(layer, x, "fast", attention_mask=mask)
+        assert set(built) == {"attend", "attend_back"}
+        assert_close(found, results(layer, x, "plain", attention_mask=mask))
 
 
 @needs_compiler
@@ -151,6 +169,7 @@ def test_the_kernel_is_used_for_float32_alone(built):
 
 @needs_compiler
 def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
     runpy.run_module("synthesizer.attention.fast", run_name="__main__")
     path = Path(capsys.readouterr().out.strip())
@@ -159,14 +178,61 @@ def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
     assert kernel.loaded(str(tmp_path / "cache")) is not None
 
 
-def test_nothing_is_compiled_unasked(tmp_path, monkeypatch):
+@pytest.fixture
+def unbuilt(tmp_path, monkeypatch):
+    """An empty cache, a compiler and nobody who said no; the processes that were started."""
+    started = []
+    monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
-    monkeypatch.setattr(kernel.subprocess, "run", None)
+    monkeypatch.setattr(kernel, "_compiler", lambda: "cc")
+    monkeypatch.setattr(kernel, "_gemm", lambda: 1)
+    monkeypatch.setattr(kernel.subprocess, "Popen", lambda words, **_: started.append(words))
     kernel.loaded.cache_clear()
-    assert kernel_for(torch.zeros(1)) is None
+    yield started
+    kernel.loaded.cache_clear()
+
+
+def test_the_first_process_has_it_compiled_for_the_next_and_says_so(unbuilt, tmp_path, caplog):
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
-    layer(x).sum().backward()
-    assert not any(tmp_path.iterdir())
+    for _ in range(2):
+        layer(x).sum().backward()
+    assert [words[1:] for words in unbuilt] == [["-P", "-m", "synthesizer.fast"]]
+    path = tmp_path / "kernel.so"
+    told = f"a faster kernel {path} is compiled in the background, for the next process"
+    assert caplog.messages == [f"{told}; SYNTHESIZER_KERNEL=0 says no"]
+
+
+@pytest.mark.parametrize("why", ["refused", "no compiler", "no BLAS", "failed before"])
+def test_nothing_is_compiled_where_it_is_refused_or_in_vain(
+    why, unbuilt, tmp_path, monkeypatch, caplog
+):
+    if why == "refused":
+        monkeypatch.setenv("SYNTHESIZER_KERNEL", "0")
+    elif why == "failed before":
+        (tmp_path / "kernel.failed").touch()
+    else:
+        name = "_compiler" if why == "no compiler" else "_gemm"
+        monkeypatch.setattr(kernel, name, lambda: None)
+    attention("random+dot", 23)(tokens(2, 23, D).float())
+    kernel.prepare()
+    assert not unbuilt
+    assert not caplog.messages
+
+
+@needs_compiler
+def test_a_run_compiles_it_before_the_first_step(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("SYNTHESIZER_KERNEL")
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
+    kernel.loaded.cache_clear()
+    kernel.prepare()
+    path = kernel.built_path(str(tmp_path / "cache"))
+    assert caplog.messages == [
+        f"a faster kernel {path} is compiled, once; SYNTHESIZER_KERNEL=0 says no"
+    ]
+    assert kernel.loaded(str(tmp_path / "cache")) is not None
+    kernel.prepare()
+    assert len(caplog.messages) == 1
+    kernel.loaded.cache_clear()
 
 
 def test_another_flag_is_another_kernel(monkeypatch):
@@ -203,6 +269,7 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
     with pytest.raises(UserError, match=r"false failed: .*; the torch path still works"):
         kernel.build()
+    assert (tmp_path / "kernel.failed").exists()
 
 
 @needs_compiler

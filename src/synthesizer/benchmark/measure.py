@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from synthesizer.attention.fast import has_kernel
+from synthesizer.attention.fast import has_kernel, prepare
 from synthesizer.benchmark.cases import (
     FROZEN,
     GPT2,
@@ -146,6 +146,7 @@ class Result:
 
 def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     """Measure everything in the plan, each setting in rounds of all its variants."""
+    prepare()
     device = torch.device(plan.device)
     rate = gemm_rate(device)
     result = Result(plan, machine(device, rate))

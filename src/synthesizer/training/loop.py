@@ -16,6 +16,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from synthesizer.attention.fast import prepare as prepare_kernel
 from synthesizer.data.batch import Batch
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted, Interruption
@@ -68,6 +69,7 @@ def fit(
     progress = progress if progress and main else Quiet()
     with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
         with accelerator.main_process_first():
+            prepare_kernel()
             task = build_task(recipe)
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.state = State(**loop.checkpointer.resume(progress))

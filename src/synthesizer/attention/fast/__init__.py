@@ -10,5 +10,16 @@ from synthesizer.attention.fast.dispatch import (
     freeze,
     has_kernel,
 )
+from synthesizer.attention.fast.kernel import prepare
 
-__all__ = ["PATHS", "Call", "Choice", "attend", "attend_across", "choose", "freeze", "has_kernel"]
+__all__ = [
+    "PATHS",
+    "Call",
+    "Choice",
+    "attend",
+    "attend_across",
+    "choose",
+    "freeze",
+    "has_kernel",
+    "prepare",
+]

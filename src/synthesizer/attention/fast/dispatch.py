@@ -105,7 +105,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     if path == "auto" and (
         synthesis.depends_on_input
         if num_queries == 1
-        else num_queries <= SHORT and not has_outer(synthesis)
+        else num_queries <= SHORT and not has_outer(synthesis) and not _has_kernel(call)
     ):
         return Choice("plain", "so short that all pairs fit the cache")
     if call.source == COUNTED and not packs:
@@ -116,6 +116,10 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
     return Choice("blocks", "terms of the tokens")
+
+
+def _has_kernel(call: Call) -> bool:
+    return compiled_kernel(Terms(call.values), Visibility(), call.num_queries) is not None
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:

@@ -1,10 +1,11 @@
 """An optional compiled way through the blocks, in C and without torch's headers: kernel.c.
 
-    python -m synthesizer.attention.fast      compile it for this machine, once, in a second
-
-Nothing is compiled otherwise. What was compiled lies in the user's cache under a name made of the
-source, the flags and the processor, and is used from then on where it fits: float32 on a CPU, one
-thread, no outer product, and a torch that lends its BLAS. Elsewhere blocks.py does the same in
+The first process that could use it has it compiled for this machine in the background (a second of
+gcc or clang, where there is one) and computes without it; later ones use it. A training run
+compiles before its first step. SYNTHESIZER_KERNEL=0 says no to both, `python -m synthesizer.fast`
+compiles at once. What was compiled lies in the user's cache under a name made of the source, the
+flags and the processor, and is used where it fits: float32 on a CPU, more than one row, and a torch
+that lends its BLAS (and its threads, else there is one). Elsewhere blocks.py does the same in
 torch. Letters as in terms.py.
 
 A library is code, so one is loaded only from a folder and a file that nobody else may write, and
@@ -18,6 +19,7 @@ import os
 import platform
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ from synthesizer.untrusted import who_else_may_write
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+WANTED = "SYNTHESIZER_KERNEL"  # 0: neither compile the kernel unasked nor use it
 HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
 FEWEST_ROWS, MOST_ROWS = 64, 256
@@ -157,7 +160,14 @@ class Kernel:
 def loaded(home: str | None) -> Kernel | None:
     """The kernel of a folder, looked for once in a process."""
     path, gemm = built_path(home), _gemm()
-    if gemm is None or not os.path.lexists(path):
+    if gemm is None or os.environ.get(WANTED) == "0":
+        return None
+    if not os.path.lexists(path):
+        # This process does without it to its end: results must not change in the midst of a run.
+        if _may_build(path):
+            _tell(f"{path} is compiled in the background, for the next process")
+            words, none = [sys.executable, "-P", "-m", "synthesizer.fast"], subprocess.DEVNULL
+            subprocess.Popen(words, stdin=none, stdout=none, stderr=none, start_new_session=True)
         return None
     try:
         handle = _open_checked(path)
@@ -168,6 +178,36 @@ def loaded(home: str | None) -> Kernel | None:
     # the loader tells libraries apart by their names.
     checked = Path(f"/proc/self/fd/{handle}")
     return Kernel(checked if checked.exists() else path, gemm)
+
+
+def prepare() -> None:
+    """Compile now where it may be, so that a run computes alike from its first step to its last."""
+    path = built_path(os.environ.get(HOME))
+    if os.environ.get(WANTED) == "0" or os.path.lexists(path) or not _may_build(path):
+        return
+    _tell(f"{path} is compiled, once")
+    try:
+        build()
+    except UserError as error:
+        logging.getLogger(__name__).warning("%s", error)
+
+
+def _may_build(path: Path) -> bool:
+    """Whether it can be compiled unasked, and was not tried in vain before."""
+    return bool(_compiler() and _gemm() and sys.executable and not _failure(path).exists())
+
+
+def _tell(what: str) -> None:
+    words = "a faster kernel %s; %s=0 says no"
+    logging.getLogger(__name__).warning(words, what, WANTED)
+
+
+def _failure(path: Path) -> Path:
+    return path.with_suffix(".failed")
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
 
 
 def _open_checked(path: Path) -> int:
@@ -209,7 +249,7 @@ def built_path(home: str | None) -> Path:
 
 def build() -> Path:
     """Compile the kernel for this machine, unless it is there, and return where it lies."""
-    compiler = next(filter(None, map(which, ("cc", "gcc", "clang"))), None)
+    compiler = _compiler()
     if compiler is None:
         raise UserError("no C compiler was found (cc, gcc, clang); install one, or do without")
     path = built_path(os.environ.get(HOME))
@@ -230,6 +270,7 @@ def _compile(compiler: str, path: Path) -> None:
         told = subprocess.run(words, capture_output=True, text=True)
         if told.returncode:
             said = " / ".join(told.stderr.split("\n")[:3]).strip()
+            _failure(path).write_text(told.stderr)
             raise UserError(f"{compiler} failed: {said}; the torch path still works")
         fresh.chmod(0o700)
         digest.write_text(hashlib.sha256(fresh.read_bytes()).hexdigest() + "\n", encoding="ascii")
