@@ -30,6 +30,7 @@ from synthesizer.attention.reading import (
     look_up,
     outer_sides,
     pick,
+    project_heads,
     read_at,
 )
 from synthesizer.attention.resize import resized
@@ -414,9 +415,3 @@ def _build_part(term: Term, size: Size) -> Synthesis:
                 f"{cls.__name__}.tables, .weights or .biases"
             )
     return part
-
-
-def project_heads(x: Tensor, weight: Tensor) -> Tensor:
-    """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
-    heads = x @ weight.transpose(0, 1).flatten(1)
-    return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)

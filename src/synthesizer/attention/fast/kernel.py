@@ -145,7 +145,7 @@ class Kernel:
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         threads = torch.get_num_threads() if self._runtime else 1
         sizes = (threads, num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
-        runtime: list[int | None] = [*(self._runtime or [None] * len(RUNTIME))]
+        runtime = self._runtime or [0] * len(RUNTIME)
         call = KernelCall(self._gemm, *runtime, *sizes, *sides, output=Strided.of(output))
         room = output.new_empty(threads * self._workspace(call))
         call.room = room.data_ptr()

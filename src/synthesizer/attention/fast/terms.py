@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from synthesizer.attention.reading import project_heads
 from synthesizer.attention.synthesis import (
     Dense,
     DotProduct,
@@ -25,7 +26,6 @@ from synthesizer.attention.synthesis import (
     Mixture,
     Random,
     Synthesis,
-    project_heads,
 )
 from synthesizer.errors import UserError
 
