@@ -325,9 +325,7 @@ class Mixture(Synthesis):
     def keys(self, x: Tensor) -> Tensor | None:
         each = [part.keys(x) for part in self.parts if part.d_keys]
         kept = [keys for keys in each if keys is not None]
-        if len(kept) < 2:
-            return kept[0] if kept else None
-        return torch.cat(kept, dim=-1)
+        return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         split = keys.split(self.widths, dim=-1)
