@@ -154,7 +154,7 @@ class Train(_Part):
     table_rate: Annotated[float, Field(gt=0)] = 30.0  # the tables' rate is this times lr
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
-    start_from: str | None = None  # a run whose weights and tokenizer training begins with
+    start_from: str | None = None  # a run to begin with; {synthesis} and {seed} are this run's own
     log_every: Positive = 50
     checkpoint_every: Positive = 500
     keep: Positive = 2  # checkpoints
@@ -425,6 +425,13 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
     }
     files = [str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.imports]
     model = model.model_copy(update=derived)
+    if recipe.train.start_from:
+        own = {"{synthesis}": recipe.synthesis.replace(":", "_"), "{seed}": str(recipe.seed)}
+        start = recipe.train.start_from
+        for name, value in own.items():
+            start = start.replace(name, value)
+        train = recipe.train.model_copy(update={"start_from": start})
+        recipe = recipe.model_copy(update={"train": train})
     return recipe.model_copy(update={"model": model, "imports": tuple(dict.fromkeys(files))})
 
 

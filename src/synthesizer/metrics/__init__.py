@@ -67,7 +67,7 @@ from synthesizer.metrics.per_example import (
     percent_from_statistics,
 )
 from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics, split_sentences
-from synthesizer.metrics.scores import SCORES, score
+from synthesizer.metrics.scores import SCORES, base_metric, score
 from synthesizer.metrics.tokens import Reference, words
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "Statistics",
     "Total",
     "accuracy_statistics",
+    "base_metric",
     "bigram_statistics",
     "bits_per_byte_from_statistics",
     "bleu_from_statistics",

@@ -59,6 +59,11 @@ SCORES: dict[str, Callable[[Total], float]] = {
 }
 
 
+def base_metric(name: str) -> str:
+    """What scores a metric of a mixture: 'glue_cola_matthews' is scored as 'matthews'."""
+    return name if name in SCORES else name.split("_", 2)[-1]
+
+
 def score(name: str, statistics: Statistics) -> float:
     """The metric called name over all rows of its statistics."""
     if name not in SCORES:

@@ -7,7 +7,8 @@
                            }, ...]}
 
 Every key of it but "rows" may be missing, and others are ignored. Runs outside a study are grouped
-by recipe: those that differ in anything but synthesis and seed are never put into one table.
+by recipe: those that differ in anything but synthesis and seed are never put into one table (runs
+that start from RUNS/<their synthesis>/seed<their seed> start alike).
 """
 
 import json
@@ -99,6 +100,7 @@ class Row:
     note: str | None = None
     left_out: str | None = None  # because
     trials: tuple[dict[str, Any], ...] = ()
+    varied: tuple[str, ...] = ()  # "key=value" that --vary gave it
 
     @property
     def finished(self) -> tuple[Record, ...]:
@@ -204,8 +206,8 @@ def _read_row(home: Path, row: dict[str, Any]) -> Row:
             raise UserError(f"the run {run!r} of row {row['label']!r} is outside of {home}")
     runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
     told = {name: row.get(name) for name in ("error", "note", "left_out")}
-    trials = tuple(row.get("trials") or ())
-    return Row(row["label"], row["spec"], tuple(runs), trials=trials, **told)
+    trials, varied = tuple(row.get("trials") or ()), tuple(row.get("varied") or ())
+    return Row(row["label"], row["spec"], tuple(runs), trials=trials, varied=varied, **told)
 
 
 def _group(records: Sequence[Record]) -> list[Study]:
@@ -213,6 +215,7 @@ def _group(records: Sequence[Record]) -> list[Study]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         shared = {key: value for key, value in record.recipe.items() if key not in OWN_KEYS}
+        shared["train"] = {**shared.get("train", {}), "start_from": _start(record)}
         groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(record)
     return [
         _study_of(runs, _told_apart(runs[0], [other[0] for other in groups.values()]))
@@ -220,12 +223,26 @@ def _group(records: Sequence[Record]) -> list[Study]:
     ]
 
 
+def _start(record: Record) -> str | None:
+    """What a run began with; where runs began with their own pretrained twins, that is the same."""
+    start: str | None = record.recipe.get("train", {}).get("start_from")
+    if start is None:
+        return None
+    own = str(record.recipe["synthesis"]).replace(":", "_")
+    parts = ["{synthesis}" if part == own else part for part in Path(start).parts]
+    return "/".join("seed{seed}" if part == f"seed{record.seed}" else part for part in parts)
+
+
 def _told_apart(run: Record, others: Sequence[Record]) -> str:
     """A recipe's name and, where another group shares it, the values in which they differ."""
     name = str(run.recipe["name"])
     namesakes = [dict(leaves(other.recipe)) for other in others if other.recipe["name"] == name]
     mine = [(key, value) for key, value in leaves(run.recipe) if key not in OWN_KEYS]
-    own = [f"{k}={v}" for k, v in mine if any(other.get(k) != v for other in namesakes)]
+    own = [
+        f"{k}={v}"
+        for k, v in mine
+        if k != "train.start_from" and any(other.get(k) != v for other in namesakes)
+    ]
     return f"{name} ({', '.join(own)})" if own else name
 
 

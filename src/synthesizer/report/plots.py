@@ -1,7 +1,7 @@
 """The plots of numbers: differences from dot, quality against speed, learning curves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -90,6 +90,21 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
 
 def _signed(value: float, _: int | None) -> str:
     return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
+
+
+def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]]) -> str:
+    """The metric of each variant at every value of a varied key, the values evenly spaced."""
+    values = list(dict.fromkeys(value for line in points.values() for value, _ in line))
+    if len(values) < 2:
+        return ""
+    with drawing(3.2) as (figure, axes):
+        for number, (name, line) in enumerate(points.items()):
+            at = [values.index(value) for value, _ in line]
+            axes.plot(at, [mean for _, mean in line], label=literal(name), **look_of(number))
+        axes.set_xticks(range(len(values)), values)
+        axes.set_ylabel(summary.metric_name)
+        axes.legend(fontsize=8)
+        return to_svg(figure, f"{summary.metric_name} by the value that was varied")
 
 
 def quality_and_speed(summary: Summary) -> str:

@@ -9,6 +9,12 @@ from synthesizer.report.attention_plots import (
     shown_lines,
     weight_histograms,
 )
+from synthesizer.report.metric_tables import (
+    difference_text,
+    metric_tables,
+    varied_points,
+    varied_table,
+)
 from synthesizer.report.page import (
     Plot,
     Section,
@@ -19,13 +25,23 @@ from synthesizer.report.page import (
     table,
     text,
 )
-from synthesizer.report.plots import forest, quality_and_speed, training_loss, validation_metric
+from synthesizer.report.plots import (
+    by_value,
+    forest,
+    quality_and_speed,
+    training_loss,
+    validation_metric,
+)
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import floors, reliability
-from synthesizer.report.summary import Summary
+from synthesizer.report.summary import Opponent, Summary
 from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
 
 MOST_SAMPLES = 3
+DIFFERENCES = (
+    "Differences from dot, each metric with its own margin and with the interval that its word is "
+    "read off; every metric has 5 % of error of its own."
+)
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
 
 
@@ -49,6 +65,9 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
     """All that follows the first screen; what no run has is left out."""
     found = [
         Section("Results", _table(summary)),
+        Section("All metrics", _all_metrics(summary)),
+        *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
+        Section("By varied value", _varied(summary, plots=plots)),
         Section("Learning-rate search", _trials(summary)),
         Section("Published results", _published(summary)),
         Section("Learning curves", _curves(summary) if plots else ""),
@@ -89,7 +108,26 @@ def notes(summary: Summary) -> list[str]:
         said.append(
             f"The feed-forward width is chosen so that all variants have the same {budget}."
         )
+    before = facts.get("pretrain")
+    if before:
+        said.append(
+            f"Every variant was pretrained first by {before['recipe']}, {before['steps']:,} steps, "
+            "with the same synthesis and seed."
+        )
+    left = _without_bias(summary)
+    if left:
+        said.append(f"{left}: no logits that the relative bias could act on, so it runs without.")
     return [*said, *_without_a_network(summary)]
+
+
+def _without_bias(summary: Summary) -> str:
+    """The rows some of whose layers run without the relative bias."""
+    rows = [
+        line.row.label
+        for line in summary.lines
+        if any((run.result or {}).get("layers_without_bias") for run in line.row.finished)
+    ]
+    return ", ".join(rows)
 
 
 def _without_a_network(summary: Summary) -> list[str]:
@@ -112,6 +150,16 @@ def text_of(summaries: Sequence[Summary]) -> str:
         parts += [
             "\n".join(f"- {plain(name)}: {plain(TERMS[name])}" for name in head if name in TERMS)
         ]
+        metrics = metric_tables(summary.study)
+        if metrics:
+            parts += ["## All metrics", markdown(*metrics.means), DIFFERENCES]
+            parts += [markdown(*metrics.differences)]
+        for rival in summary.opponents:
+            parts += [f"## Against {plain(rival.label)}", markdown(*opponent_table(rival))]
+            parts += [plain(_rival_note(rival))]
+        varied = varied_table(summary.study, summary.metric)
+        if varied:
+            parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
             parts += ["## Learning-rate search", markdown(*trials(summary))]
         published = _paper_of(summary)
@@ -138,6 +186,40 @@ def _forest_caption(summary: Summary) -> str:
 def _table(summary: Summary) -> str:
     shown = table(*cells(summary), terms=TERMS, sortable=True)
     return "\n".join([shown, *(paragraph(note, "note") for note in notes(summary))])
+
+
+def _all_metrics(summary: Summary) -> str:
+    found = metric_tables(summary.study)
+    if found is None:
+        return ""
+    means, differences = (table(*each, sortable=True) for each in (found.means, found.differences))
+    return "\n".join([means, paragraph(DIFFERENCES, "note"), differences])
+
+
+def opponent_table(rival: Opponent) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of what is known of each row beside an opponent."""
+    rows = [[label, difference_text(found)] for label, found in rival.compared.items()]
+    return ["variant", f"difference from {rival.label}, verdict"], rows
+
+
+def _rival_note(rival: Opponent) -> str:
+    return (
+        f"No worse means less than {rival.margin} below {rival.label}. "
+        "These words have 5 % of error of their own, beside those of the table above."
+    )
+
+
+def _against(rival: Opponent) -> str:
+    return "\n".join([table(*opponent_table(rival)), paragraph(_rival_note(rival), "note")])
+
+
+def _varied(summary: Summary, *, plots: bool) -> str:
+    found = varied_table(summary.study, summary.metric)
+    if found is None:
+        return ""
+    drawn = by_value(summary, varied_points(summary.study, summary.metric)) if plots else ""
+    figure = [figures([Plot(drawn, "Means over seeds, by the value that was varied.")])]
+    return "\n".join([table(*found), *(figure if drawn else [])])
 
 
 def _left_to_the_table(summary: Summary) -> str:

@@ -1,7 +1,7 @@
 """The numbers of a study: each row's means over seeds, its verdict, and the answer (no torch)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ METRICS = {  # as papers write them; others are written with spaces
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 DOT = "dot"
 AGAIN = "dot, other seeds"  # the label of the A/A row
+MISSING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 MOST_DRAWN = 16  # rows in a plot; the others stay in the table
 UNIVERSAL = "universal"  # as compare labels it
 
@@ -83,6 +84,15 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Opponent:
+    """A row beside dot that the others are compared with."""
+
+    label: str
+    margin: str
+    compared: dict[str, Comparison]  # by label; differences are row - opponent
+
+
+@dataclass(frozen=True)
 class Summary:
     """A study in numbers and words."""
 
@@ -95,6 +105,7 @@ class Summary:
     again: Comparison | None = None  # dot under other seeds, against dot
     looks: Looks | None = None
     has_documents: bool = False  # whether the records say which test examples belong together
+    opponents: tuple[Opponent, ...] = ()
 
     @property
     def question(self) -> str:
@@ -146,32 +157,75 @@ def summarize(study: Study) -> Summary:
     looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
     compared: dict[str, Comparison] = {}
     again: Comparison | None = None
-    margin, measured = "", None
+    margin, reference = "", None
+    asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher, "margin": study.margin}
     if dot is not None and metric in SCORES:
-        measured = _measured(dot, metric)
-        asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher}
-        asked["margin"] = study.margin
-        trained = [row for row in study.rows if row is not dot and row.finished]
-        others = [_measured(row, metric) for row in trained if row.label != AGAIN]
-        found = judge(measured, others, **asked, looks=looks)
+        reference = measured(dot, metric)
+        trained = [row for row in study.rows if row.finished]
+        found: list[Comparison] = []
+        for varied in dict.fromkeys(row.varied for row in trained):  # one, but for --vary
+            same = [row for row in trained if row.varied == varied]
+            base = base_of(study, same[0])
+            own = [row for row in same if row is not base]
+            others = [measured(row, metric) for row in own if row.label != AGAIN]
+            if base is not None and others:
+                found += judge(measured(base, metric), others, **asked, looks=looks)
         for row in trained:
             if row.label == AGAIN:
-                again = judge_again(measured, _measured(row, metric), **asked)
+                again = judge_again(reference, measured(row, metric), **asked)
         kept = [voided(c) for c in found] if is_void(again) else found
         compared = {comparison.label: comparison for comparison in kept}
-        size = allowed(metric, measured) if study.margin is None else study.margin
+        size = allowed(metric, reference) if study.margin is None else study.margin
         margin = _margin_text(metric, size)
-    base = _cost(dot) if dot is not None else dict.fromkeys(COSTS)
     ordered = sorted(study.rows, key=lambda row: row is not plain)
     lines = [
-        _line(row, index, metric, compared.get(row.label), base)
+        _line(row, index, metric, compared.get(row.label), _base_cost(study, row))
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
     said = answer(study.name, specs, margin, higher_is_better=higher)
-    documents = measured is not None and measured.units is not None
-    return Summary(study, metric, higher, tuple(lines), margin, said, again, looks, documents)
+    documents = reference is not None and reference.units is not None
+    opponents = tuple(_opponents(study, asked)) if metric in SCORES else ()
+    return Summary(
+        study, metric, higher, tuple(lines), margin, said, again, looks, documents, opponents
+    )
+
+
+def base_of(study: Study, row: Row) -> Row | None:
+    """The dot row that a row is compared with: the first one with the same varied values."""
+    mine = [each for each in study.rows if each.spec == DOT and each.varied == row.varied]
+    return mine[0] if mine and mine[0].finished else None
+
+
+def _base_cost(study: Study, row: Row) -> dict[str, float | None]:
+    base = base_of(study, row)
+    return _cost(base) if base is not None else dict.fromkeys(COSTS)
+
+
+def _opponents(study: Study, asked: dict[str, Any]) -> Iterator[Opponent]:
+    """Every row that --against named, and all others beside it: a family of words of its own."""
+    metric = asked["metric"]
+    for label in study.facts.get("against") or ():
+        rival = next((row for row in study.rows if row.label == label and row.finished), None)
+        if rival is None:
+            continue
+        others = [row for row in study.rows if row.finished and row.label not in (label, AGAIN)]
+        beside = measured(rival, metric)
+        found = judge(beside, [measured(row, metric) for row in others], **asked)
+        size = allowed(metric, beside) if study.margin is None else study.margin
+        compared = {comparison.label: comparison for comparison in found}
+        yield Opponent(label, _margin_text(metric, size), compared)
+
+
+def span(values: Sequence[float], digits: int = 2) -> str:
+    """'12.30 \N{PLUS-MINUS SIGN} 0.41': mean and standard deviation over seeds; a dash for none."""
+    if not values:
+        return MISSING
+    mean = f"{float(np.mean(values)):.{digits}f}".replace("-", MINUS)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return mean
+    return f"{mean} \N{PLUS-MINUS SIGN} {float(np.std(values, ddof=1)):.{digits}f}"
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
@@ -220,17 +274,19 @@ def _line(
 ) -> Line:
     cost = _cost(row)
     relative = {name: _ratio(value, base[name]) for name, value in cost.items()}
-    return Line(row, index, tuple(_scores(row, metric).values()), comparison, cost, relative)
+    return Line(row, index, tuple(scores_of(row, metric).values()), comparison, cost, relative)
 
 
-def _measured(row: Row, metric: str) -> Measured:
+def measured(row: Row, metric: str) -> Measured:
+    """A row's scores and per-example statistics of a metric."""
     stored = {run.seed: run.arrays("statistics.npz") for run in row.finished}
     statistics = {seed: found[metric] for seed, found in stored.items() if metric in found}
     units = next((found[DOCUMENTS] for found in stored.values() if DOCUMENTS in found), None)
-    return Measured(row.label, _scores(row, metric), statistics, units)
+    return Measured(row.label, scores_of(row, metric), statistics, units)
 
 
-def _scores(row: Row, metric: str) -> dict[int, float]:
+def scores_of(row: Row, metric: str) -> dict[int, float]:
+    """A metric by seed, of the finished runs that have it."""
     found = {run.seed: (run.result or {})["metrics"].get(metric) for run in row.finished}
     return {seed: value for seed, value in found.items() if value is not None}
 

@@ -10,11 +10,10 @@ from functools import partial
 from textwrap import fill
 
 from synthesizer.report.reliability import worst
-from synthesizer.report.summary import Line, Summary
+from synthesizer.report.summary import MISSING, Line, Summary
 from synthesizer.study.sequential import NOT_JUDGED
 from synthesizer.untrusted import printable
 
-MISSING = "\N{EN DASH}"
 NAME = 18  # letters of a row's name on a line of a terminal
 
 Value = float | int | str | None

@@ -44,6 +44,24 @@ def compare(
             "--baselines", help="Also train lightconv, dynamicconv, linformer, Universal."
         ),
     ] = False,
+    pretrain: Annotated[
+        str | None,
+        typer.Option(help="Recipe that pretrains each variant first; RECIPE then fine-tunes it."),
+    ] = None,
+    pretrain_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Change a key of the --pretrain recipe."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2", help="Train every variant with each value; may be repeated."
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROW", help="Also compare all rows with this one; may be repeated."),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print one train command per run; train nothing.")
     ] = False,
@@ -72,6 +90,10 @@ def compare(
         margin=margin,
         quick=quick,
         baselines=baselines,
+        pretrain=pretrain,
+        pretrain_overrides=tuple(pretrain_set or ()),
+        vary=tuple(vary or ()),
+        against=tuple(against or ()),
         overrides=tuple(overrides or ()),
         imports=tuple(imports or ()),
         out=out,

@@ -60,6 +60,9 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     try:
         say("starting workers, reading the data and timing a step ...")
         plan = fit_widths(plan, pool, say)
+        if plan.asked.pretrain:
+            say(f"pretraining every variant by {plan.asked.pretrain}")
+            _perform(plan, _jobs(plan, pretraining=True), pool, say, plain)
         if plan.asked.tune:
             plan = _tune(plan, pool, say, plain)
         _perform(plan, _jobs(plan), pool, say, plain)
@@ -86,7 +89,13 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
         plan = fit_widths(plan, pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
-    return [plan.command(row, seed) for seed in plan.seeds for row in rows]
+    stages = (True, False) if asked.pretrain else (False,)
+    return [
+        plan.command(row, seed, pretraining=stage)
+        for stage in stages
+        for seed in plan.seeds
+        for row in rows
+    ]
 
 
 def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
@@ -99,7 +108,8 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
         return row
     measure = "flops" if plan.asked.match == "flops" else "params"
     recipe = plan.recipe(row, plan.seeds[0])
-    like = dump(plan.recipe(Row("", row.like, ""), plan.seeds[0])) if row.like else None
+    other = Row("", row.like or "", "", changes=row.varied)
+    like = dump(plan.recipe(other, plan.seeds[0])) if row.like else None
     order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
     try:
         found = pool.ask(order)
@@ -115,10 +125,11 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     return replace(row, changes=(*row.changes, f"model.d_ff={found['d_ff']}"), note=note)
 
 
-def _jobs(plan: Plan) -> list[Job]:
-    """All runs, seed by seed, so that whole tables come early."""
+def _jobs(plan: Plan, *, pretraining: bool = False) -> list[Job]:
+    """All runs, seed by seed, so that whole tables come early; or those that they start from."""
+    recipe = plan.pretraining if pretraining else plan.recipe
     return [
-        Job(number, plan.recipe(row, seed), plan.path(row, seed))
+        Job(number, recipe(row, seed), plan.path(row, seed, pretraining=pretraining))
         for seed in plan.seeds
         for number, row in enumerate(plan.rows)
         if row.left_out is None
@@ -137,13 +148,13 @@ def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain:
         return
     size = min(plan.asked.jobs or _processors(), len(left))
     pool.grow(size)
-    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(left[0].recipe)}), plan, say)
+    recipe = left[0].recipe
+    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
     runs, workers = _count(len(left), "run"), _count(size, "worker")
     whole = clock(seconds * math.ceil(len(left) / size))
     say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
     plan.write()
-    steps = plan.shared.train.steps
-    split = jobs[0].split
+    steps, split = recipe.train.steps, jobs[0].split
     status = open_status(_row_status(plan, jobs, seconds), size, steps, split, plain=plain)
     try:
         _follow(plan, left, pool, status)
@@ -170,24 +181,25 @@ def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLin
             plan.write()
 
 
-def _announce(found: dict[str, Any], plan: Plan, say: Say) -> float:
+def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
     """Say what the data are and how long it takes; return the seconds of one run."""
-    report, train = found["report"], plan.shared.train
+    report, train = found["report"], recipe.train
     examples = ", ".join(f"{split} {count:,}" for split, count in report["examples"].items())
     cut = report.get("cut_from_train")
     share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
-    say(f"data: {report['origin']}; examples: {examples}{share}")
+    origins = report["origin"]  # of a mixture: one for each of its tasks
+    origin = origins if isinstance(origins, str) else ", ".join(dict.fromkeys(origins.values()))
+    say(f"data: {origin}; examples: {examples}{share}")
     for key, words in (("bad_rows", "skipped rows"), ("overlong", "longer than max_len")):
         for split, counts in (report.get(key) or {}).items():
             causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
             say(f"{words}: {causes} in {split}")
     step = found["seconds_per_step"]
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
-    looks = math.ceil(train.steps / plan.shared.evaluate.every)
+    looks = math.ceil(train.steps / recipe.evaluate.every)
     tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
-    counts = report["examples"]
-    tried = min(plan.shared.evaluate.limit or counts["validation"], counts["validation"])
-    writing = (looks * tried + counts["test"]) * found["seconds_per_answer"]
+    counts = found["examples"]
+    writing = (looks * counts["validation"] + counts["test"]) * found["seconds_per_answer"]
     seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
     more = f", up to {clock(writing)} of it for generation" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")

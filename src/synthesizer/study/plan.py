@@ -1,6 +1,7 @@
 """What a study consists of: rows, seeds, and the recipe of every run (no torch)."""
 
 import hashlib
+import itertools
 import json
 import shlex
 import sys
@@ -24,6 +25,7 @@ QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
 COLUMN = "data.columns."
+PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Asked:
     margin: float | None = None
     quick: bool = False
     baselines: bool = False
+    pretrain: str | None = None  # the recipe that makes what every run starts from
+    pretrain_overrides: tuple[str, ...] = ()
+    vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
+    against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
     overrides: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     out: Path | None = None
@@ -56,6 +62,7 @@ class Row:
     changes: tuple[str, ...] = ()
     note: str | None = None
     trials: tuple[dict[str, Any], ...] = ()
+    varied: tuple[str, ...] = ()  # those of its changes that --vary made
     offered: bool = False  # not asked for by name: where it cannot be built it is left out
     left_out: str | None = None  # because
 
@@ -84,16 +91,29 @@ class Plan:
             imports=self.asked.imports,
         )
 
-    def path(self, row: Row, seed: int) -> Path:
-        """Where one run goes."""
-        return self.out / row.folder / f"seed{seed}"
+    def pretraining(self, row: Row, seed: int) -> Recipe:
+        """The recipe of the run that one run starts from."""
+        assert self.asked.pretrain is not None
+        return load_recipe(
+            self.asked.pretrain,
+            synthesis=row.spec,
+            overrides=self._pretraining_changes(row, seed),
+            imports=self.asked.imports,
+        )
 
-    def command(self, row: Row, seed: int) -> str:
+    def path(self, row: Row, seed: int, *, pretraining: bool = False) -> Path:
+        """Where one run goes."""
+        home = self.out / PRETRAINED if pretraining else self.out
+        return home / row.folder / f"seed{seed}"
+
+    def command(self, row: Row, seed: int, *, pretraining: bool = False) -> str:
         """The command that makes one run alone."""
-        sets = [word for change in self._changes(row, seed) for word in ("--set", change)]
-        out = ["--out", str(self.path(row, seed))]
+        changes = (self._pretraining_changes if pretraining else self._changes)(row, seed)
+        sets = [word for change in changes for word in ("--set", change)]
         sets += [word for name in self.asked.imports for word in ("--import", name)]
-        return shlex.join(["synthesizer", "train", self.base, "--synthesis", row.spec, *sets, *out])
+        base = self.asked.pretrain if pretraining and self.asked.pretrain else self.base
+        out = ["--out", str(self.path(row, seed, pretraining=pretraining))]
+        return shlex.join(["synthesizer", "train", base, "--synthesis", row.spec, *sets, *out])
 
     def with_rows(self, rows: Iterable[Row]) -> "Plan":
         """The same plan with rows that know more."""
@@ -110,6 +130,8 @@ class Plan:
             "match": self.asked.match,
             "tune": self.asked.tune,
             "quick": self.asked.quick,
+            "against": list(self.asked.against),
+            "pretrain": self._pretrain_record(),
             "shared": dump(self.shared),
             "data": self.fingerprint,
         }
@@ -128,21 +150,45 @@ class Plan:
             "left_out": row.left_out,
             "error": self.errors.get(row.label),
             "note": row.note,
+            "varied": list(row.varied),
             "trials": row.trials,
         }
 
+    def _pretrain_record(self) -> dict[str, Any] | None:
+        if not self.asked.pretrain:
+            return None
+        recipe = self.pretraining(self.rows[0], self.seeds[0])
+        return {"recipe": recipe.name, "steps": recipe.train.steps, "folder": PRETRAINED}
+
+    def _pretraining_changes(self, row: Row, seed: int) -> list[str]:
+        """A row's model is the same before and after; its learning rates are not."""
+        model = [change for change in row.changes if change.startswith("model.")]
+        return _last_of_each((*self.asked.pretrain_overrides, *model, f"seed={seed}"))
+
     def _changes(self, row: Row, seed: int, changes: Iterable[str] = ()) -> list[str]:
-        last: dict[str, str] = {}
-        for text in (*self.overrides, *row.changes, *changes, f"seed={seed}"):
-            key = text.partition("=")[0]
-            last.pop(key, None)
-            last[key] = text
-        return list(last.values())
+        start = self.path(row, seed, pretraining=True)
+        started = (f"train.start_from={start}",) if self.asked.pretrain else ()
+        return _last_of_each((*self.overrides, *row.changes, *changes, *started, f"seed={seed}"))
+
+
+def _last_of_each(changes: Iterable[str]) -> list[str]:
+    """Overrides in order, each key as it was set last."""
+    last: dict[str, str] = {}
+    for text in changes:
+        key = text.partition("=")[0]
+        last.pop(key, None)
+        last[key] = text
+    return list(last.values())
 
 
 def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned rates."""
     _check(asked)
+    asked = replace(asked, against=tuple(map(_row_name, asked.against)))
+    if asked.pretrain and asked.quick:
+        shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
+        changes = (*shortened, *asked.pretrain_overrides)
+        asked = replace(asked, pretrain_overrides=changes)
     base, overrides, words, source = _begin(asked)
     recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
     if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
@@ -150,6 +196,7 @@ def draw_up(asked: Asked) -> Plan:
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint = _fingerprint(recipe, source)
     identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
+    identity += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
     name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
@@ -165,6 +212,8 @@ def draw_up(asked: Asked) -> Plan:
         (*words, *_say_rates(asked, recipe)),
     )
     _refuse_to_mix(plan)
+    _check_pretraining(plan)
+    _check_opponents(plan)
     return plan
 
 
@@ -207,7 +256,46 @@ def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
         yield f"rates of all rows: {rates}; {chosen}"
 
 
+def _check_pretraining(plan: Plan) -> None:
+    """The model that is pretrained must be the one that is trained after it."""
+    if not plan.asked.pretrain:
+        return
+    row, seed = plan.rows[0], plan.seeds[0]
+    before, after = plan.pretraining(row, seed).model, plan.recipe(row, seed).model
+    free = {"max_len", "decoder_max_len", "dropout", "attention_dropout"}  # weights fit all of them
+    old, new = before.model_dump(), after.model_dump()
+    wrong = [f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]]
+    wrong = [change for change in wrong if change.partition(":")[0] not in free]
+    if wrong:
+        raise UserError(
+            f"--pretrain {plan.asked.pretrain} makes another model than {plan.shared.name} "
+            f"({'; '.join(wrong)}); set these keys alike with --set or --pretrain-set"
+        )
+
+
+def _row_name(name: str) -> str:
+    """The label of the row that a user names: a spec may be written in the paper's letters."""
+    try:
+        return normalize_spec(name)
+    except UserError:
+        return name  # of a control, or of a row of --vary
+
+
+def _check_opponents(plan: Plan) -> None:
+    labels = [row.label for row in plan.rows]
+    for name in plan.asked.against:
+        if name not in labels:
+            raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
+
+
 def _check(asked: Asked) -> None:
+    if asked.pretrain and asked.tune:
+        raise UserError(
+            "--tune with --pretrain would pretrain every trial; leave one of them out, or name "
+            "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
+        )
+    if asked.pretrain_overrides and not asked.pretrain:
+        raise UserError("--pretrain-set without --pretrain changes nothing; leave it out")
     if asked.match not in MATCHES:
         raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
     if asked.tune == 1:
@@ -215,6 +303,31 @@ def _check(asked: Asked) -> None:
 
 
 def _rows(asked: Asked, recipe: Recipe) -> Iterator[Row]:
+    """Every row once, or once for each choice of varied values."""
+    choices = list(itertools.product(*map(_parse_vary, asked.vary)))
+    for row in _variants(asked, recipe):
+        for varied in choices:
+            named = [change.rpartition(".")[2] for change in varied]
+            tail = "".join(f"-{name.replace('=', '-')}" for name in named)
+            yield replace(
+                row,
+                label=", ".join([row.label, *(name.replace("=", " ") for name in named)]),
+                folder=check_folder_name(row.folder + tail, "the row's name"),
+                changes=(*row.changes, *varied),
+                varied=varied,
+            )
+
+
+def _parse_vary(text: str) -> list[str]:
+    """'model.num_heads=1,2' -> ['model.num_heads=1', 'model.num_heads=2']."""
+    key, equals, values = text.partition("=")
+    chosen = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or len(chosen) < 2:
+        raise UserError(f"--vary got '{text}'; expected KEY=V1,V2 as in model.num_heads=1,2,4")
+    return [f"{key.strip()}={value}" for value in dict.fromkeys(chosen)]
+
+
+def _variants(asked: Asked, recipe: Recipe) -> Iterator[Row]:
     """The rows asked for, or the paper's table with its controls; then the other systems."""
 
     def folder(spec: str) -> str:

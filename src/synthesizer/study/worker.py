@@ -113,12 +113,13 @@ def _prepare(events: Events, recipe: str) -> Message:
 
     parsed = parse_recipe(recipe)
     task = build_task(parsed)
-    tokens = {
-        split: sum(batch.num_tokens for batch in task.batches(split))
-        for split in ("validation", "test")
-    }
+    tokens, examples = {}, {}
+    for split in ("validation", "test"):
+        batches = [(batch.num_tokens, len(batch.indices)) for batch in task.batches(split)]
+        tokens[split], examples[split] = map(sum, zip(*batches, strict=True))
     return {
         "report": task.report,
+        "examples": examples,
         "seconds_per_step": time_step(parsed, task),
         "tokens": tokens,
         "seconds_per_answer": time_answer(parsed, task),

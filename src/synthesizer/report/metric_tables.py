@@ -1,0 +1,159 @@
+"""All metrics of a task, in the order and under the headings of the paper's tables (no torch)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
+from synthesizer.report.load import Row, Study
+from synthesizer.report.summary import MINUS, base_of, measured, scores_of, span
+from synthesizer.study.verdict import Comparison, judge
+
+Table = tuple[list[str], list[list[str]]]  # head and rows
+
+_SUITES = {
+    "GLUE": ("glue", GLUE, ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")),
+    "SuperGLUE": ("superglue", SUPERGLUE, tuple(SUPERGLUE)),
+}
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "translation": {"BLEU": ("bleu",), "chrF": ("chrf",)},
+    "language_modeling": {
+        "perplexity": ("perplexity",),
+        "word perplexity": ("word_perplexity",),
+        "bits per byte": ("bits_per_byte",),
+    },
+    "span_corruption": {
+        "log perplexity": ("loss",),
+        "perplexity": ("perplexity",),
+        "token accuracy, %": ("token_accuracy",),
+    },
+    "summarization": {
+        "ROUGE-1": ("rouge1",),
+        "ROUGE-2": ("rouge2",),
+        "ROUGE-L, summary level": ("rougeLsum",),
+        "ROUGE-L, sentence level": ("rougeL",),
+    },
+    "dialogue": {
+        "BLEU-1/4": ("bleu1", "bleu4"),
+        "ROUGE-L": ("rougeL",),
+        "METEOR 1.5, no WordNet": ("meteor15_no_wordnet",),
+        "METEOR of nltk, no WordNet": ("meteor_no_wordnet",),
+        "CIDEr": ("cider",),
+        "embedding similarity": ("embedding_average",),
+    },
+    "classification": {"accuracy, %": ("accuracy",), "macro F1": ("macro_f1",)},
+    "text_to_text": {
+        head: keys
+        for suite, (prefix, metrics, tasks) in _SUITES.items()
+        for head, keys in {
+            suite: (prefix,),
+            **{
+                f"{suite} {task}": tuple(f"{prefix}_{task}_{name}" for name in metrics[task])
+                for task in tasks
+            },
+        }.items()
+    },
+}
+"""Headings, and the metrics under each; two under one heading stand as a/b, as in the paper."""
+
+LOWER_IS_BETTER = {"loss", "perplexity", "word_perplexity", "bits_per_byte"}
+
+
+@dataclass(frozen=True)
+class MetricTables:
+    """Means of all metrics, and what is known of their differences from dot."""
+
+    means: Table
+    differences: Table
+
+
+def metric_tables(study: Study) -> MetricTables | None:
+    """Both tables; None where runs have one metric, or no task that is known."""
+    rows = [row for row in study.rows if row.finished]
+    task = str(study.recipe.get("task", ""))
+    known = {
+        head: tuple(key for key in keys if any(scores_of(row, key) for row in rows))
+        for head, keys in COLUMNS.get(task, {}).items()
+    }
+    shown = {head: keys for head, keys in known.items() if keys}
+    if len(shown) < 2:
+        return None
+    means = [[row.label, *(_mean_sd(row, keys) for keys in shown.values())] for row in rows]
+    compared = {key: _compare(study, rows, key) for keys in shown.values() for key in keys}
+    others = [row for row in rows if any(row.label in found for found in compared.values())]
+    differences = [
+        [row.label, *(_differences(row, keys, compared) for keys in shown.values())]
+        for row in others
+    ]
+    head = ["variant", *shown]
+    return MetricTables((head, means), (head, differences))
+
+
+def varied_table(study: Study, metric: str) -> Table | None:
+    """A row for each variant, a column for each value of what --vary changed."""
+    values = list(dict.fromkeys(row.varied for row in study.rows if row.varied))
+    if not values:
+        return None
+    names = [", ".join(_plain(change) for change in varied) for varied in values]
+    cells: dict[str, list[str]] = {}
+    for row in study.rows:
+        name = row.label.removesuffix("".join(f", {_plain(change)}" for change in row.varied))
+        line = cells.setdefault(name, [span([])] * len(values))
+        line[values.index(row.varied)] = _mean_sd(row, (metric,))
+    return ["variant", *names], [[name, *line] for name, line in cells.items()]
+
+
+def _plain(change: str) -> str:
+    return change.rpartition(".")[2].replace("=", " ")
+
+
+def _mean_sd(row: Row, keys: Sequence[str]) -> str:
+    return " / ".join(span(list(scores_of(row, key).values())) for key in keys)
+
+
+def _compare(study: Study, rows: Sequence[Row], key: str) -> dict[str, Comparison]:
+    """What each row's metric is worth beside that of its own dot."""
+    found: dict[str, Comparison] = {}
+    settings: dict[str, Any] = {"metric": base_metric(key), "margin": None}
+    settings["higher_is_better"] = base_metric(key) not in LOWER_IS_BETTER
+    for varied in dict.fromkeys(row.varied for row in rows):
+        same = [row for row in rows if row.varied == varied]
+        dot = base_of(study, same[0])
+        if dot is None or not scores_of(dot, key):
+            continue
+        mine = [row for row in same if row is not dot]
+        with_it = [measured(row, key) for row in mine if scores_of(row, key)]
+        compared = judge(measured(dot, key), with_it, **settings)
+        found |= {comparison.label: comparison for comparison in compared}
+    return found
+
+
+def _differences(row: Row, keys: Sequence[str], compared: dict[str, dict[str, Comparison]]) -> str:
+    return " / ".join(difference_text(compared[key].get(row.label)) for key in keys)
+
+
+def difference_text(found: Comparison | None, digits: int = 2) -> str:
+    """'+0.31 [+0.20, +0.42], better'; without the interval where seeds are too few for one."""
+    if found is None:
+        return span([])
+    ends = [found.low, found.high] if found.covers_seeds and math.isfinite(found.low) else []
+    shown, *bounds = [
+        f"{value:+.{digits}f}".replace("-", MINUS) for value in (found.difference, *ends)
+    ]
+    interval = f" [{bounds[0]}, {bounds[1]}]" if bounds else ""
+    return f"{shown}{interval}, {found.word}"
+
+
+def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, float]]]:
+    """For a plot: each variant's means by the value that was varied, where one key was."""
+    points: dict[str, list[tuple[str, float]]] = {}
+    for row in study.rows:
+        scores = list(scores_of(row, metric).values())
+        if len(row.varied) == 1 and scores:
+            name = row.label.removesuffix(f", {_plain(row.varied[0])}")
+            value = row.varied[0].partition("=")[2]
+            points.setdefault(name, []).append((value, float(np.mean(scores))))
+    return points
