@@ -264,7 +264,7 @@ def test_a_mistake_is_one_line(home, tmp_path, capsys, case):
 
 def test_convert_refuses_what_it_cannot_do(home, tmp_path, capsys):
     assert main(["convert", str(tmp_path), "--heads", "2", "--out", str(tmp_path / "m")]) == 2
-    assert "holds no audit.json, so it is no audit" in capsys.readouterr().err
+    assert "holds no audit.json, so it is not an audit" in capsys.readouterr().err
     measured(home, "loss", tmp_path / "audit")
     for options, said in (
         (["--heads", "9"], "--heads is 9; the model has 6: give 1 to 6"),

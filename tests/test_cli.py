@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+import synthesizer
 from synthesizer.cli import main
 from synthesizer.experiment.recipe import dump
 from tiny import environment, language_model
@@ -25,6 +26,11 @@ def test_what_needs_no_torch_imports_none(arguments):
     done = started(*arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("[]")
+
+
+def test_the_version_is_the_packages(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"synthesizer {synthesizer.__version__}\n"
 
 
 def test_the_list_shows_every_variant_with_its_brackets(capsys):

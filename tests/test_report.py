@@ -496,5 +496,5 @@ def test_a_reader_learns_what_to_distrust(tmp_path):
         np.savez(run.path / "statistics.npz", **stored, documents=np.arange(2000) // 100)
     (summary,) = summarize_all([tmp_path])
     told = "\n".join(notes(summary))
-    assert "FEW TEST DOCUMENTS: the test set is worth 20.0 independent ones, fewer than 30" in told
+    assert "FEW TEST DOCUMENTS: the test set counts as 20.0 independent ones, fewer than 30" in told
     assert "counts as independent" not in told

@@ -164,7 +164,7 @@ def test_a_quick_look_says_what_it_leaves_out(asked):
 
 
 def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
-    said = "rates of all rows: lr 0.001, tables x30;"
+    said = "learning rates of all rows: lr 0.001, tables x30;"
     unknown = f"{said} tuned for none of them (--tune K gives each its own)"
     assert draw_up(asked).words == (unknown,)
     assert draw_up(replace(asked, overrides=("chosen_for=dot",))).words == (

@@ -1,13 +1,15 @@
-"""The command line. Each verb stands in its folder's command.py, with its options, and imports what
-it needs when it is called, so that --help, list and recipes start at once.
+"""The command line. Each verb and its options are defined in its folder's command.py, which imports
+what it needs when it is called, so that --help, list and recipes start at once.
 """
 
 import errno
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from synthesizer import __version__
 from synthesizer.audit.command import audit, convert
 from synthesizer.benchmark.command import bench
 from synthesizer.errors import UserError
@@ -20,11 +22,28 @@ from synthesizer.training.command import evaluate, generate, train
 from synthesizer.untrusted import printable
 
 app = typer.Typer(
-    help="Synthesizer attention: train, evaluate and compare it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"synthesizer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def synthesizer(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Synthesizer attention: train, evaluate and compare it."""
 
 
 @app.command(name="list")

@@ -7,7 +7,7 @@
     random*3,dot*3                   per layer, first layer first
     R+V, FR, D+V                     the paper's short names
 
-Nothing here imports torch. What is known of each name stands in one table, to which a user adds a
+Nothing here imports torch. The facts of each name are in one table, to which a user adds a
 function by synthesizer.register_synthesis; `import_modules` runs the file that does so.
 """
 

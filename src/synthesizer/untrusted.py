@@ -1,6 +1,6 @@
 """What somebody else may have written: whose it is, what it is, how large it gets, what it shows.
 
-    who_else_may_write(path)          a file to execute, or to believe without a look at it
+    who_else_may_write(path)          a file to execute, or to trust unread
     check_regular_file(path)          a file to read: no device, pipe or socket, no hole of zeros
     read_regular(path)                its text
     check_expansion(path, expanded)   a compressed file, before it is read

@@ -29,7 +29,7 @@ from synthesizer.models.tables import HeadTables
 def build_converted(
     model: PreTrainedModel, layers: Sequence[Layer], tables: Mapping[int, HeadTables]
 ) -> PreTrainedModel:
-    """A model like this one in which tables stand for the heads that they name, by layer."""
+    """A copy of this model whose named heads, by layer, are replaced by tables."""
     base = model.base_model
     prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
     replaced: dict[str, dict[str, Any]] = {}

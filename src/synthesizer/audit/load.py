@@ -26,7 +26,7 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
-    """The tokenizer that stands beside the model."""
+    """The tokenizer in the model's folder."""
     where, options = _where(name)
     try:
         return AutoTokenizer.from_pretrained(where, **options)

@@ -15,6 +15,7 @@ def read_audit(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads((path / RECORD).read_text(encoding="utf-8"))
     except OSError:
         raise UserError(
-            f"{path} holds no {RECORD}, so it is no audit; run synthesizer audit --out {path} first"
+            f"{path} holds no {RECORD}, so it is not an audit; "
+            f"run synthesizer audit --out {path} first"
         ) from None
     return record

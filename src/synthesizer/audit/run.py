@@ -2,7 +2,7 @@
 
     audit.json           what was measured: heads, ranking, curve, answer
     tables.safetensors   each head's average attention, as logits
-    report.html          the same, to look at
+    report.html          the same as a page
 
 Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
 the curve, unless --fit names a file of its own.

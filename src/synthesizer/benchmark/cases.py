@@ -1,6 +1,6 @@
 """What is measured: an attention sublayer, a whole training step, or decoding, of each variant.
 
-Every case is the work of one call, ready to run; what stands around it was made before.
+Every case is one call, ready to run; its module and inputs exist already.
 """
 
 from collections.abc import Callable
@@ -100,10 +100,10 @@ def _sublayer(name: str, setting: Setting) -> tuple[nn.Module, Callable[..., Ten
         module: nn.Module = PEERS[name](setting.d_model, setting.num_heads, batch_first=True)
         module = module.to(setting.device)
         future = torch.nn.Transformer.generate_square_subsequent_mask(setting.length)
-        told: dict[str, Any] = {"need_weights": False, "is_causal": causal}
-        told["attn_mask"] = future.to(setting.device) if causal else None
-        told["key_padding_mask"] = None if mask is None else ~mask
-        return module, lambda: module(x, x, x, **told)[0], x
+        options: dict[str, Any] = {"need_weights": False, "is_causal": causal}
+        options["attn_mask"] = future.to(setting.device) if causal else None
+        options["key_padding_mask"] = None if mask is None else ~mask
+        return module, lambda: module(x, x, x, **options)[0], x
     size = Size(setting.d_model, setting.num_heads, setting.length)
     module = build_mixer(name.removesuffix(FROZEN), size, causal=causal).to(setting.device)
     return module, lambda: module(x, attention_mask=mask), x
@@ -176,10 +176,10 @@ def _decode(name: str, setting: Setting) -> Case:
             if isinstance(module, SyntheticAttention):
                 module.freeze()
     prompt = torch.full((setting.batch, 1), 2, device=setting.device)
-    told = {"max_new_tokens": setting.length - 1, "min_new_tokens": setting.length - 1}
+    options = {"max_new_tokens": setting.length - 1, "min_new_tokens": setting.length - 1}
 
     def work() -> None:
-        model.generate(prompt, **told, do_sample=False, pad_token_id=0)
+        model.generate(prompt, **options, do_sample=False, pad_token_id=0)
 
     return Case(name, work, model, None)
 

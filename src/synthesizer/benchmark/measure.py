@@ -51,7 +51,7 @@ def can_freeze(name: str) -> bool:
 
 
 Tell = Callable[[int, int, str], None]
-"""Told how many of how many measurements are done, and what comes next."""
+"""Called with the number of measurements done, their total, and the next one."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
-        peaks = [_peak(case, setting, device) for case in cases]  # first: no gradient stands yet
+        peaks = [_peak(case, setting, device) for case in cases]  # first, while no gradient exists
         rounds = []
         for seconds in time_in_turn([case.work for case in cases], plan.rounds, device):
             rounds.append(seconds)

@@ -19,8 +19,8 @@ def write(result: Result, command: str, directory: Path) -> Path:
     """Write all three files and return the page."""
     directory.mkdir(parents=True, exist_ok=True)
     check_links(directory)
-    told = {"command": command, **result.as_dict()}
-    (directory / "bench.json").write_text(json.dumps(told, indent=1) + "\n")
+    record = {"command": command, **result.as_dict()}
+    (directory / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
     with (directory / "bench.csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
         writer.writeheader()

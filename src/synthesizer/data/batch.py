@@ -1,4 +1,4 @@
-"""Batch: what one step of a model is fed; the only code that pads, packs, shifts or corrupts.
+"""Batch: the inputs of one forward pass; the only code that pads, packs, shifts or corrupts.
 
 Letters: B batch, T tokens. Targets that are not scored are -100.
 """

@@ -93,7 +93,7 @@ def is_known(name: str, *roles: str) -> bool:
 
 
 def value_of(row: Row, column: str) -> Any:  # noqa: ANN401  whatever the file holds
-    """A field; 'translation.en' looks into a struct, or at the column 'en' of a flat copy."""
+    """A field; 'translation.en' reads a struct, or the column 'en' of a flat copy."""
     if column in row.fields:
         value = row.fields[column]
     else:
@@ -258,5 +258,5 @@ def cut_splits(hashes: Iterable[bytes], missing: list[str], share: float) -> dic
 
 
 def hash_text(text: str) -> bytes:
-    """Sixteen bytes that stand for a text."""
+    """A 16-byte hash of a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

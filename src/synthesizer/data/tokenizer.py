@@ -150,7 +150,7 @@ def _bytes(special: list[str]) -> Tokenizer:
 
 
 def _pieces(special: list[str], parts: Sequence[Iterable[str]], size: int) -> Tokenizer:
-    """Byte-level BPE; the merges of several parts stand one after the other."""
+    """Byte-level BPE; the merges of several parts follow one another."""
     merges: dict[tuple[str, str], None] = {}
     for part in parts:
         learner = _byte_level(Tokenizer(models.BPE()), [], regex=True)

@@ -150,7 +150,7 @@ def open_count(*, plain: bool) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss, or m:ss where there is no hour."""
+    """Seconds as h:mm:ss, or m:ss below one hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

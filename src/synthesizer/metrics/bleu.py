@@ -86,7 +86,7 @@ def _count(
 
 
 def _sign(metric: "Metric", references: Sequence[Reference]) -> str:
-    """Sign after scoring a stand-in, since all that a signature asks of data is its references."""
+    """Sign after scoring a placeholder: a signature depends on the number of references alone."""
     counts = {1 if isinstance(reference, str) else len(reference) for reference in references}
     _count(metric, ["a"] * len(counts), [["a"] * count for count in counts])
     return str(metric.get_signature())

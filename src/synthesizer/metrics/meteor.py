@@ -31,7 +31,7 @@ FUNCTION_WORDS = frozenset(_CLOSED.split())
 
 
 class _NoWordNet:
-    """Stands where nltk asks for synonyms, so that nothing is looked up or downloaded."""
+    """Replaces WordNet in nltk, so that nothing is looked up or downloaded."""
 
     def synsets(self, word: str) -> list[str]:
         return []

@@ -33,5 +33,5 @@ def rouge_signature() -> str:
 
 
 def split_sentences(text: str) -> str:
-    """Put each sentence on its line, which ROUGE-Lsum alone looks at."""
+    """Put each sentence on its own line; only ROUGE-Lsum reads lines."""
     return _SENTENCE_END.sub(r"\1\n", text)

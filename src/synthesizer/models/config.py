@@ -51,7 +51,7 @@ class SynthesizerConfig(PreTrainedConfig):
     halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
     ponder_cost        how much a step costs in the loss, in training only
     window             how many tokens a query of self-attention sees on its left, itself included,
-                       and, in an encoder, on its right; None is no window
+                       and, in an encoder, on its right; None for no window
     imports            set by the config itself: modules that register the user's own functions in
                        its specs. They are not imported on loading; an error then names them
     """
@@ -245,10 +245,10 @@ class SynthesizerConfig(PreTrainedConfig):
             Rotary(rotary, self.d_model // self.num_heads)  # refuses heads too narrow to turn
 
 
-def _refuse_foreign_code(told: dict[str, Any]) -> None:
+def _refuse_foreign_code(values: dict[str, Any]) -> None:
     """A config.json may name code of others, which transformers would fetch and run."""
     for key in ("attn_implementation", "_attn_implementation", "auto_map"):
-        named = told.get(key)
+        named = values.get(key)
         if isinstance(named, dict) or "/" in str(named):
             raise UserError(
                 f"config.json has {key} {named!r}, which names code of others; a synthesizer needs "

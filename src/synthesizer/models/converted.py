@@ -98,7 +98,7 @@ class NoProjection(nn.Module):
 
 
 class NarrowConv1D(Conv1D):
-    """GPT-2's projection to fewer queries and keys, and all values; zeros stand for no head."""
+    """GPT-2's projection to fewer queries and keys, and all values; zeros fill the rest."""
 
     def __init__(self, width: int, d_in: int, missing: int) -> None:
         super().__init__(width, d_in)

@@ -53,7 +53,7 @@ def cache_bytes_per_token(config: SynthesizerConfig) -> int | None:
 
 
 def sketch(config: SynthesizerConfig) -> SynthesizerPreTrainedModel:
-    """A model of the right shapes with no memory behind them."""
+    """A model on the meta device: shapes without memory."""
     with torch.device("meta"):
         model: SynthesizerPreTrainedModel = MODELS[str(config.kind)](config)
     return model.eval()

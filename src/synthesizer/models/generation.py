@@ -1,4 +1,4 @@
-"""What Hugging Face's `generate` must know of a Synthesizer: how long it may get, what to cache."""
+"""What Hugging Face's `generate` needs of a Synthesizer: its length limit and its cache."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ class SynthesizerGeneration:
             model_kwargs["past_key_values"] = new(layers)
 
     def _check_length(self, length: int) -> None:
-        """Refuse prompt + new tokens over the tables' side; a start token is no prompt."""
+        """Refuse prompt + new tokens over max_len; a start token does not count."""
         seq2seq = self.config.is_encoder_decoder
         name = "decoder_max_len" if seq2seq else "max_len"
         limit, wanted = getattr(self.config, name), length - 1 if seq2seq else length

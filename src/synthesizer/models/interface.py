@@ -64,7 +64,7 @@ def mask_of(
     allow_is_causal_skip: bool = True,
     **options: Any,  # noqa: ANN401
 ) -> Tensor | None:
-    """True where a query may look, or None; it knows at which slot each text begins.
+    """True where a query may attend, or None; it carries the slot at which each text begins.
 
     A window may have dropped the first token: then its slot is negative, and no key is the first.
     """

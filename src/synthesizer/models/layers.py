@@ -1,4 +1,4 @@
-"""What stands around the attention: positions, feed-forward, layers and stacks of layers.
+"""Everything around the attention: positions, feed-forward, layers and stacks of layers.
 
 Letters as in synthesis.py.
 """
@@ -116,7 +116,7 @@ class Alibi(nn.Module):
 
 
 class Positions(nn.Module):
-    """What is added to the embeddings to say where a token stands."""
+    """Positional encodings, added to the embeddings."""
 
     def __init__(self, kind: str, max_len: int, d_model: int) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class Stack(nn.Module):
         return output
 
     def locate(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        """Where the tokens of x stand, and the context with what their distances add."""
+        """The positions of x, and the context with the relative bias."""
         here = context.positions[..., context.positions.shape[-1] - x.shape[1] :]
         biases = [] if self.relative is None else [self.relative(here, context.positions)]
         if self.alibi is not None:

@@ -1,4 +1,4 @@
-"""What the models return: Hugging Face's outputs, and how long a universal model thought.
+"""What the models return: Hugging Face's outputs, and the depth of a universal model.
 
 num_steps    (B,)    steps that the real tokens of an example took on average; None elsewhere
 ponder_cost  (B,)    what they cost, as it enters the loss in training

@@ -141,7 +141,7 @@ class HeadTables(nn.Module):
 
 
 def visible_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Softmax over the keys that a query may look at; a query with none has zeros."""
+    """Softmax over the visible keys of a query; a query with none has zeros."""
     if visible is None:
         return logits.softmax(-1)
     weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)

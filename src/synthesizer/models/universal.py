@@ -1,4 +1,4 @@
-"""The Universal Transformer: one layer's weights at every step of depth, each token stopping alone.
+"""The Universal Transformer: one layer's weights at every step, each token halting alone.
 
 At step t every token's state goes through the same layer, a signal of its position and of the step
 added before. A halting unit reads the new state x_t:
@@ -10,7 +10,7 @@ added before. A halting unit reads the new state x_t:
 
 At a fixed depth nothing halts: y is the state after the last step.
 
-All steps are always run. A token that has stopped keeps its state, which the others still look at,
+All steps are always run. A token that has stopped keeps its state, which others still attend to,
 and its later weights are zero. So no example depends on its batch, and each step's cache is valid.
 """
 
@@ -28,7 +28,7 @@ FIRST_HALT = 0.1  # of a new model's output, the share that stops before the las
 
 
 class Halting(nn.Module):
-    """p = sigmoid(w x + b): whether a token has been thought about enough."""
+    """p = sigmoid(w x + b): the probability that a token stops."""
 
     def __init__(self, d_model: int, num_steps: int) -> None:
         super().__init__()

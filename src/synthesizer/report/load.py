@@ -1,4 +1,4 @@
-"""What a report is made from: run directories, and study.json where `compare` left one (no torch).
+"""Read run directories, and study.json where `compare` wrote one (no torch).
 
     study.json = {"command": str, "recipe": str, "margin": float | null, "match": str, "tune": int,
                   "rows": [{"label": str, "spec": str, "runs": ["relative/path", ...],
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """Rows that may stand in one table."""
+    """Rows of one table."""
 
     name: str
     path: Path
@@ -205,9 +205,9 @@ def _read_row(home: Path, row: dict[str, Any]) -> Row:
         if Path(run).is_absolute() or ".." in Path(run).parts:
             raise UserError(f"the run {run!r} of row {row['label']!r} is outside of {home}")
     runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
-    told = {name: row.get(name) for name in ("error", "note", "left_out")}
+    remarks = {name: row.get(name) for name in ("error", "note", "left_out")}
     trials, varied = tuple(row.get("trials") or ()), tuple(row.get("varied") or ())
-    return Row(row["label"], row["spec"], tuple(runs), trials=trials, varied=varied, **told)
+    return Row(row["label"], row["spec"], tuple(runs), trials=trials, varied=varied, **remarks)
 
 
 def _group(records: Sequence[Record]) -> list[Study]:
@@ -218,7 +218,7 @@ def _group(records: Sequence[Record]) -> list[Study]:
         shared["train"] = {**shared.get("train", {}), "start_from": _start(record)}
         groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(record)
     return [
-        _study_of(runs, _told_apart(runs[0], [other[0] for other in groups.values()]))
+        _study_of(runs, _distinct_name(runs[0], [other[0] for other in groups.values()]))
         for runs in groups.values()
     ]
 
@@ -233,7 +233,7 @@ def _start(record: Record) -> str | None:
     return "/".join("seed{seed}" if part == f"seed{record.seed}" else part for part in parts)
 
 
-def _told_apart(run: Record, others: Sequence[Record]) -> str:
+def _distinct_name(run: Record, others: Sequence[Record]) -> str:
     """A recipe's name and, where another group shares it, the values in which they differ."""
     name = str(run.recipe["name"])
     namesakes = [dict(leaves(other.recipe)) for other in others if other.recipe["name"] == name]

@@ -111,7 +111,7 @@ def _anchor(name: str) -> str:
 
 
 class Plot(NamedTuple):
-    """An SVG, what it shows and, where several stand side by side, whose it is."""
+    """An SVG, its caption and, in a group, its title."""
 
     svg: str
     caption: str

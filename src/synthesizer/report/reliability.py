@@ -99,7 +99,7 @@ def _units(summary: Summary) -> Iterator[str]:
         )
     if known[0] < FEWEST_UNITS:
         yield (
-            f"FEW TEST DOCUMENTS: the test set is worth {known[0]:.1f} independent ones, fewer "
+            f"FEW TEST DOCUMENTS: the test set counts as {known[0]:.1f} independent ones, fewer "
             f"than {FEWEST_UNITS}; what other texts would say is hardly known."
         )
 
@@ -110,7 +110,7 @@ def _seeds(summary: Summary) -> Iterator[str]:
         return
     least = min(count for count in counts if count >= FEWEST_SEEDS)
     yield (
-        f"A mean hides seeds that fail: beside each row stands its worst. Where none of {least} "
+        f"A mean hides seeds that fail, so each row also shows its worst. Where none of {least} "
         f"seeds failed, up to {failing_rate(least):.0%} of all seeds still may (95 % bound), and "
         "a word says nothing of them."
     )
@@ -130,7 +130,7 @@ def _size_control(summary: Summary) -> Iterator[str]:
             gain = found.difference if summary.higher_is_better else -found.difference
             if found.margin >= gain:
                 yield (
-                    f"The margin is no smaller than what more parameters alone gain ({gain:+.3g}, "
+                    f"The margin is not smaller than what more parameters alone gain ({gain:+.3g}, "
                     f"{line.row.label}): no worse may hide as much as that."
                 )
 
@@ -144,11 +144,11 @@ def _commits(summary: Summary) -> Iterator[str]:
     again = summary.study.facts.get("rerun")
     if again:
         same = "bit for bit equal" if again.get("equal") else "DIFFERENT"
-        told = f"seed {again.get('seed')} of {again.get('row')} was run again and is {same}"
+        rerun = f"seed {again.get('seed')} of {again.get('row')} was run again and is {same}"
     else:
-        told = "no seed was run again, so what the change of code did to it is not known"
+        rerun = "no seed was run again, so what the change of code did to it is not known"
     short = ", ".join(commit[:10] for commit in commits)
-    yield f"The runs come from {len(commits)} commits ({short}); {told}."
+    yield f"The runs come from {len(commits)} commits ({short}); {rerun}."
 
 
 def worst(line: Line, *, higher_is_better: bool) -> float | None:

@@ -383,8 +383,8 @@ def _facts(summary: Summary) -> list[str]:
         ("data", _distinct(str(r.get("data", {}).get("origin", "not known")) for r in results)),
     ]
     for name in dict.fromkeys(name for r in results for name in r.get("signatures", {})):
-        told = _distinct(r["signatures"][name] for r in results if name in r["signatures"])
-        found.append((f"signature of {name}", told))
+        values = _distinct(r["signatures"][name] for r in results if name in r["signatures"])
+        found.append((f"signature of {name}", values))
     return [f"{name}: {value}" for name, value in found if value]
 
 

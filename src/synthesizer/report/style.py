@@ -1,7 +1,7 @@
 """How every plot looks: colours that follow the page's theme, text that stays text.
 
-Plots are drawn in stand-in colours, which `to_svg` replaces by the page's CSS variables; so one
-drawing serves light and dark. The palette can be told apart with any colour vision, and every
+Plots are drawn in placeholder colours, which `to_svg` replaces by the page's CSS variables; so one
+drawing serves light and dark. The palette is distinct for any colour vision, and every
 curve carries its name beside it.
 """
 
@@ -22,7 +22,7 @@ from synthesizer.untrusted import printable
 
 WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
 LONGEST = 20  # letters of a name beside a curve
-_THEME = {  # name: (stand-in, light, dark)
+_THEME = {  # name: (placeholder, light, dark)
     "text": ("#0a0b00", "#1b1f24", "#e6e8eb"),
     "muted": ("#0a0b01", "#5b636e", "#a3abb5"),
     "line": ("#0a0b02", "#d5d9de", "#3a414a"),
@@ -65,7 +65,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def look_of(place: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the row at a place; the first is the one compared with."""
+    """Colour, dashes and marker of a row by index; the first is the one compared with."""
     if place == 0:
         return {"color": TEXT, "linestyle": "-", "marker": "o"}
     turn, colour = divmod(place - 1, len(_CYCLE))

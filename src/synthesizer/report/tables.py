@@ -36,7 +36,7 @@ TERMS = {
     "peak memory of a training step": "The most that weights, gradients, optimizer state and "
     "activations took at once.",
     "sharpness": "1 - entropy / log(visible keys) of the attention weights, mean over heads and "
-    "tokens: 0 is uniform attention, 1 looks at one key. A table near 0 was not learned.",
+    "tokens: 0 is uniform attention, 1 attends to one key. A table near 0 was not learned.",
     "steps per token": "Layers that a token passes in a Universal Transformer, which stops early.",
     "learning rate": "train.lr and, in brackets, the factor of tables and mixture weights.",
 }
@@ -154,9 +154,9 @@ def csv_text(summaries: Sequence[Summary]) -> str:
 
 
 def no_formula(words: str) -> str:
-    """Text that no spreadsheet computes: an apostrophe stands before what would begin a formula.
+    """Text that no spreadsheet computes: an apostrophe before whatever would begin a formula.
 
-    So it does after a semicolon, where some countries' spreadsheets begin the next cell.
+    Also after a semicolon, which begins a new cell in some countries' spreadsheets.
     """
     return _FORMULA.sub(r"\1'\2", printable(words, lines=True))
 

@@ -57,7 +57,7 @@ class Evidence:
         return self.seeds >= FEWEST_SEEDS and math.isfinite(self.example_variance)
 
     def unseen(self, level: float) -> float:
-        """What examples of a kind that never turned up may be worth."""
+        """A bound on the effect of kinds of examples that never occurred."""
         return self.range * -math.log(level) / self.units if self.range else 0.0
 
     def error(self, level: float) -> float:

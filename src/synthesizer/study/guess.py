@@ -18,7 +18,7 @@ from synthesizer.experiment.recipe import TASKS, Data, recipe_names
 
 EPOCHS = {"translation": 30, "summarization": 10}
 LABEL_LENGTH = 40  # characters of a label, at most
-READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are looked at
+READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are examined
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
@@ -29,7 +29,7 @@ class Guess:
     recipe: str
     overrides: tuple[str, ...]
     reasons: tuple[str, ...]
-    source: Source | None = None  # the data that were looked at
+    source: Source | None = None  # the data that were examined
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _last_of_each(changes: Iterable[str]) -> list[str]:
 
 
 def draw_up(asked: Asked) -> Plan:
-    """Decide every run of a comparison but for widths and tuned rates."""
+    """Decide every run of a comparison but for widths and tuned learning rates."""
     _check(asked)
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
     if asked.pretrain and asked.quick:
@@ -237,7 +237,7 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...], Source 
 def _fingerprint(recipe: Recipe, known: Source | None) -> str:
     """What changes with the data; the members of a mixture are hub sets that do not.
 
-    Data that were looked at for a guess are not opened again, unless the user set others.
+    Data that were read for a guess are not opened again, unless the user set others.
     """
     if recipe.data.tasks:
         return "mixture"
@@ -253,7 +253,7 @@ def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
         none = "tuned for none of them (--tune K gives each its own)"
         chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
         rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
-        yield f"rates of all rows: {rates}; {chosen}"
+        yield f"learning rates of all rows: {rates}; {chosen}"
 
 
 def _check_pretraining(plan: Plan) -> None:
@@ -369,7 +369,7 @@ def _given(overrides: Iterable[str]) -> dict[str, str]:
 
 
 def _refuse_to_mix(plan: Plan) -> None:
-    """Runs of another recipe, data or budget never stand beside this study's."""
+    """Refuse a directory with runs of another recipe, data or budget."""
     path = plan.out / STUDY
     if not path.exists():
         if plan.out.exists() and any(not file.name.startswith(".") for file in plan.out.iterdir()):

@@ -19,7 +19,7 @@ from synthesizer.experiment.interruption import Interrupted, Interruption
 from synthesizer.study.worker import Message
 from synthesizer.untrusted import check_links
 
-TICK = 0.25  # seconds between looks at the clock
+TICK = 0.25  # seconds between checks of the clock
 LOCKED = 60.0  # seconds that workers of a killed study may take to leave
 SAVING = 120.0  # seconds a worker may take to save its checkpoint
 RETRIES = 1  # of an order whose worker was lost

@@ -66,7 +66,7 @@ IN_PERCENT = set(SCORES) - set(LANGUAGE_MODEL)
 
 
 def margin_for(metric: str) -> Margin:
-    """The default margin of a metric that is no language model's."""
+    """The default margin of a metric that is not a language model's."""
     return MARGINS.get(metric, OTHERS)
 
 
@@ -110,7 +110,7 @@ class Comparison:
     word: str
     levels: tuple[float, float] = (LEVEL / 2, LEVEL / 2)  # errors of low and high
     units: float = 0.0  # effective number of independent ones in the test set
-    unseen: float = 0.0  # what kinds of examples that never turned up may be worth
+    unseen: float = 0.0  # bound on the effect of kinds of examples that never occurred
 
     @property
     def covers_seeds(self) -> bool:
@@ -296,8 +296,8 @@ def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
     best = (max if higher_is_better else min)(alone, key=lambda row: row.difference)
     gained = best.difference > 0 if higher_is_better else best.difference < 0
     size = f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot"
-    told = size if best.difference else "equal to dot"
-    return f" So far the best row without dot product is {best.label}, {told}."
+    shown = size if best.difference else "equal to dot"
+    return f" So far the best row without dot product is {best.label}, {shown}."
 
 
 def kind_of(spec: str) -> str:

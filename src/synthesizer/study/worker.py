@@ -127,7 +127,7 @@ def _prepare(events: Events, recipe: str) -> Message:
 
 
 def _train(events: Events, recipe: str, path: str, split: str) -> Message:
-    """One run, resumed where it stands, and measured on a split."""
+    """One run, resumed if unfinished, and measured on a split."""
     from synthesizer.experiment.recipe import parse_recipe
     from synthesizer.experiment.run import Run
     from synthesizer.training.loop import fit

@@ -4,7 +4,7 @@ cola sentence: The cat sat.   ->  acceptable
 
 Ours puts what is asked before what may be long, so that truncation leaves it whole, and WSC and
 WiC are answered by yes or no. T5's has its order of columns and its labels, WSC and DPR answered
-by the noun that the marked pronoun stands for, and SQuAD; T5's mixture also has a share of C4.
+by the noun that the marked pronoun refers to, and SQuAD; T5's mixture also has a share of C4.
 """
 
 import math
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def names_referents(self) -> bool:
-        """Whether the answer is the noun that a marked pronoun stands for."""
+        """Whether the answer is the noun that a marked pronoun refers to."""
         return self.name in ("wsc", "dpr") and not self.answers
 
     def data(self, data: Data, held_out: str) -> Data:

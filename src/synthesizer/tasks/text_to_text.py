@@ -42,7 +42,7 @@ class TextToText(PairTask):
     """Many tasks as prompts and answers; each counts by its examples, up to data.cap.
 
     The main metric is the share of right answers averaged over tasks, so that each task counts
-    the same; the official metrics and averages stand beside it.
+    the same; the official metrics and averages are reported too.
     """
 
     main_metric = "accuracy"

@@ -11,7 +11,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
 
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where the launchers that accelerate knows tell a process how many there are."""
+"""Environment variables in which a launcher says how many processes there are."""
 
 
 def open_accelerator(recipe: Recipe) -> Accelerator:

@@ -5,7 +5,7 @@
     w <- w - rate u / max(1, RMS(u))         u = g / sqrt(V)
 
 torch.optim.Adafactor takes min(lr, 1 / sqrt(t)) for lr. Late in a long run that is smaller than
-every group's rate, so groups that are to move at different rates move at the same one.
+every group's learning rate, so groups with different learning rates would move at the same one.
 Its state has the same names here, so that its checkpoints can be read.
 """
 

@@ -1,4 +1,4 @@
-"""Where a trained model looks, small enough to keep with every run: attention.npz.
+"""The attention weights of a trained model, small enough to keep with every run: attention.npz.
 
     <stack>.map         (layers, H, T, T)  uint8, 255 is a weight of one: the first example's corner
     <stack>.sharpness   (layers, H)        1 - entropy / log(visible keys), mean over tokens
@@ -65,7 +65,7 @@ def inspect(
 
 
 def look_at(model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Seen]]:
-    """What every attention of a model gives, stack by stack; other token mixers give nothing."""
+    """The weights of every attention layer, stack by stack; other token mixers have none."""
     kind = model.config.kind
     stacks = ("encoder", "decoder") if kind == "encoder_decoder" else (kind,)
     found: dict[str, list[Seen]] = {stack: [] for stack in stacks}

@@ -107,12 +107,12 @@ def load_pretrained(folder: Path) -> SynthesizerPreTrainedModel:
     safe = {"local_files_only": True, "trust_remote_code": False}
     weights = folder / "model.safetensors"
     try:
-        told = json.loads(read_regular(folder / "config.json"))
+        values = json.loads(read_regular(folder / "config.json"))
         check_regular_file(weights)
         with safe_open(weights, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        layers = max(int(told.get(key) or 0) for key in ("num_layers", "num_decoder_layers"))
-        if layers > len(shapes) and not told.get("universal"):
+        layers = max(int(values.get(key) or 0) for key in ("num_layers", "num_decoder_layers"))
+        if layers > len(shapes) and not values.get("universal"):
             raise UserError(
                 f"{folder}: config.json has more layers than {weights.name} has tensors; "
                 "check where it comes from"

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, with a checksum of all it holds inside it.
+"""Checkpoints: one safetensors file each, with a checksum of its content.
 
 step-500.safetensors      weights, optimizer and state: what a resume needs
 best-500.safetensors      the weights of the best evaluation so far
@@ -41,7 +41,7 @@ EVERY = StateDictOptions(full_state_dict=True)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, and a JSON-able record."""
+    """Tensors by name, and a record to be written as JSON."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -94,7 +94,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint to resume from; `say` is told of every damaged one."""
+    """The newest whole checkpoint to resume from; `say` reports every damaged one."""
     for _, path in reversed(numbered(folder, "step")):
         checkpoint = read_checkpoint(path)
         if checkpoint is not None:
@@ -148,7 +148,7 @@ def take_weights(model: nn.Module, *, on_every_process: bool = False) -> dict[st
 
 
 def take_optimizer(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer remembers of each weight, under 'optimizer/<weight>/<key>'."""
+    """The optimizer's state of each weight, under 'optimizer/<weight>/<key>'."""
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FIRST)
     return {
         f"{OPTIMIZER}{name}/{key}": tensor

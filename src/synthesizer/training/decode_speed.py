@@ -1,4 +1,4 @@
-"""How fast a trained model writes: the same prompts and as many new tokens for every variant."""
+"""How fast a trained model decodes: the same prompts and number of new tokens for every variant."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ ROUNDS, SECONDS = 20, 1.0  # at most, after a round that warms up
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a model wrote, and how fast."""
+    """Generated tokens, and their speed."""
 
     tokens_per_second: float
     prompts: Tensor  # (B, T)
@@ -25,7 +25,7 @@ class Decoded:
 
 
 def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
-    """Let a model write greedily, with its cache and past every end token; the best time counts."""
+    """Decode greedily, with the cache and past every end token; the best time counts."""
     inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
     is_decoder = model.config.kind == "decoder"
     room = model.config.max_len if is_decoder else model.config.decoder_max_len
@@ -36,12 +36,12 @@ def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
         prompts = prompts[:, : min(NEW_TOKENS, room - new)]
     elif "attention_mask" in inputs:
         given = {"attention_mask": inputs["attention_mask"][:PROMPTS]}
-    told = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "num_beams": 1}
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "num_beams": 1}
     times: list[float] = []
     with evaluating(model):
         while len(times) < 2 or (len(times) <= ROUNDS and sum(times) < SECONDS):
             begin = now(model.device)
-            output = model.generate(prompts, **given, **told)
+            output = model.generate(prompts, **given, **options)
             times.append(now(model.device) - begin)
     return Decoded(len(prompts) * new / min(times), prompts, output[:, -new:])
 

@@ -1,4 +1,4 @@
-"""evaluate(model, task, split): what a model does on a split, scored by its task."""
+"""evaluate(model, task, split): run a model on a split and score it by its task."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,7 +75,7 @@ def evaluating(model: SynthesizerPreTrainedModel) -> Iterator[None]:
 def answer(
     model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor], settings: Evaluate
 ) -> list[list[int]]:
-    """The token numbers of each answer of an encoder-decoder, without start, end and padding."""
+    """The token ids of each answer of an encoder-decoder, without start, end and padding."""
     limit = model.config.decoder_max_len
     written = model.generate(
         input_ids=inputs["input_ids"],
@@ -88,7 +88,7 @@ def answer(
 
 
 def beam_search(settings: Evaluate, beam: int) -> dict[str, float]:
-    """What `generate` is told of a beam and its length penalty; nothing for a beam of one."""
+    """The beam search arguments of `generate`; none for a beam of one."""
     if beam == 1:
         return {}
     penalty = WuPenalty if settings.length_penalty_form == "wu" else float
@@ -96,7 +96,7 @@ def beam_search(settings: Evaluate, beam: int) -> dict[str, float]:
 
 
 def until_end(ids: list[int], end: int) -> list[int]:
-    """Token numbers before the first end."""
+    """Token ids before the first end token."""
     return ids[: ids.index(end)] if end in ids else ids
 
 

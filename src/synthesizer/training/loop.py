@@ -1,7 +1,7 @@
 """fit(recipe, run): the one loop, on accelerate.
 
 The loss is divided by the targets of all processes, so that N processes take the step of one. All
-that is random in a step is drawn from (seed, batch, process): a resume needs no generator's state.
+random numbers of a step come from (seed, batch, process): a resume needs no generator state.
 """
 
 import math
@@ -35,12 +35,12 @@ from synthesizer.training.meter import now, peak_memory
 from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
 from synthesizer.training.tensorboard import Curves
 
-MEASURED = 1  # the step after which one is measured: the optimizer has all it keeps
+MEASURED = 1  # measure the memory of the step after this one: the optimizer's state exists then
 
 
 @dataclass
 class State:
-    """Where a run stands, its weights and optimizer aside."""
+    """The progress of a run: what a checkpoint keeps beside weights and optimizer."""
 
     step: int = 0
     tokens: int = 0
@@ -84,7 +84,7 @@ def fit(
 
 
 class Loop:
-    """A model on its way through a recipe."""
+    """The training of one recipe: model, optimizer, checkpoints and progress."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class Loop:
         return stop > 0
 
     def take_measured_step(self, batches: list[Batch], asked: bool) -> bool:
-        """Take a step and record the most memory it needed, in timing.jsonl."""
-        standing = [*self.model.parameters(), *self.model.buffers()]
+        """Take a step and record its peak memory in timing.jsonl."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
         for kept in self.optimizer.state.values():
-            standing += [value for value in kept.values() if isinstance(value, Tensor)]
-        held = sum(tensor.nbytes for tensor in standing)
+            tensors += [value for value in kept.values() if isinstance(value, Tensor)]
+        held = sum(tensor.nbytes for tensor in tensors)
         with peak_memory(self.accelerator.device) as memory:
             stop = self.take_step(batches, asked)
         if self.accelerator.is_main_process and memory.peak is not None:
@@ -175,7 +175,7 @@ class Loop:
         return stop
 
     def batches(self) -> Iterator[list[Batch]]:
-        """What each step that is left is fed."""
+        """The batches of every step that is left."""
         train, accelerator = self.recipe.train, self.accelerator
         batches = self.task.train_batches(
             self.state.step * train.accumulate,

@@ -1,4 +1,4 @@
-"""Time and memory as work takes them, whatever else the machine does meanwhile."""
+"""Time and peak memory of a piece of work, apart from what other processes use."""
 
 import os
 import time
@@ -18,7 +18,7 @@ def clock_name(device: torch.device) -> str:
 
 
 def now(device: torch.device) -> float:
-    """Seconds of that clock, once the device has done what it was told."""
+    """Seconds of that clock, once the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.process_time() if _is_one_thread(device) else time.perf_counter()
@@ -26,14 +26,14 @@ def now(device: torch.device) -> float:
 
 @dataclass
 class Memory:
-    """The most bytes that new tensors took at once; None where nobody can say."""
+    """Peak bytes of new tensors; None where the device cannot be measured."""
 
     peak: int | None = None
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Memory]:
-    """Watch the memory of tensors beyond those that stand already.
+    """Measure the peak memory of new tensors.
 
     Not the process's memory: that is libraries for the most part, and what an allocator
     keeps of earlier work.
@@ -45,7 +45,7 @@ def peak_memory(device: torch.device) -> Iterator[Memory]:
         yield memory
         memory.peak = torch.cuda.max_memory_allocated(device) - before
     elif device.type == "cpu":
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would tell stderr that it starts
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences its start-up message
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield memory
         found = profiler.profiler.kineto_results.events()

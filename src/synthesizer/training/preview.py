@@ -1,4 +1,4 @@
-"""What a recipe would do, without doing it: sizes, costs, data and time."""
+"""Preview a recipe without training: sizes, costs, data and time."""
 
 import statistics
 import tempfile

@@ -21,7 +21,7 @@ class Curves:
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Draw one line of metrics.jsonl."""
+        """Add one line of metrics.jsonl."""
         for name, value in values.items():
             if isinstance(value, Mapping):
                 for inner, number in value.items():
@@ -31,5 +31,5 @@ class Curves:
         self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more will be drawn."""
+        """Close the files."""
         self._writer.close()

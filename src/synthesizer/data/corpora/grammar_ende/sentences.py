@@ -68,7 +68,7 @@ class _Clause:
         return " ".join([*opening, *self._middle(), self.predicate.closing])
 
     def inverted(self) -> str:
-        """The verb first, for a whole clause stands before it."""
+        """The verb first, since a whole clause precedes it."""
         opening = [self.predicate.finite, self.subject.de]
         return " ".join([*opening, *self._middle(), self.predicate.closing])
 
