@@ -75,6 +75,15 @@ def test_a_check_tells_everything_and_trains_nothing(tmp_path, monkeypatch, caps
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_check_tells_the_published_count_of_the_same_row(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["train", "mt-wmt14-ende", "--synthesis", "R", "--check"]) == 2  # no data here
+    assert "  published: 67M (Machine translation" in capsys.readouterr().out
+    assert main(["train", "summarization-cnndm", "--check"]) == 2
+    assert "published: no count of this row is known" in capsys.readouterr().out
+
+
 def test_a_check_without_its_data_still_tells_the_costs(tmp_path, capsys):
     recipe = dump(language_model(tmp_path))
     path = tmp_path / "recipe.toml"

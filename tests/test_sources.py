@@ -195,6 +195,22 @@ def test_an_unreachable_hub_names_the_files_that_would_serve(monkeypatch, tmp_pa
     assert f"{tmp_path}/glue_cola/{{train,validation,test}}.parquet" in str(error.value)
 
 
+def test_a_revision_of_a_hub_set_is_asked_for_and_is_other_data(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*names, **options):
+        asked.append((names, options["revision"]))
+        return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"text": "a"}])})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    plain = open_source(Data(hub="some/set"), None)
+    other = open_source(Data(hub="some/set", revision="refs/convert/parquet"), None)
+    assert asked == [(("some/set", None), None), (("some/set", None), "refs/convert/parquet")]
+    assert plain.fingerprint != other.fingerprint
+
+
 def test_a_hub_set_is_read_by_its_own_split_names(monkeypatch):
     import datasets
 

@@ -368,6 +368,20 @@ def test_a_streamed_train_split_resumes_and_goes_round(tmp_path, monkeypatch):
         build_task(small("language_modeling", named[0], "data.streaming=true"))
 
 
+def test_the_held_out_splits_of_a_stream_have_as_many_documents_as_asked_for(tmp_path):
+    rows = [{"text": a} for a, _ in pairs(40)]
+    files = [
+        f"data.{split}={write_jsonl(tmp_path / f'{split}.jsonl', rows)}"
+        for split in ("train", "validation", "test")
+    ]
+    for sample in (5, 20):
+        task = build_task(
+            small("language_modeling", *files, "data.streaming=true", f"data.sample={sample}")
+        )
+        assert task.report["examples"] == {"train": sample, "validation": sample, "test": sample}
+        assert f"first {sample} documents" in task.report["streaming"]
+
+
 def test_spans_are_corrupted_anew_each_epoch_and_alike_when_held_out(book):
     recipe = book("pretrain", "model.max_len=48")
     task = build_task(recipe)

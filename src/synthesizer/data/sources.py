@@ -381,7 +381,9 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
 
     name = " ".join(filter(None, [data.hub, data.config]))
     try:
-        loaded = datasets.load_dataset(data.hub, data.config, streaming=data.streaming)
+        loaded = datasets.load_dataset(
+            data.hub, data.config, revision=data.revision, streaming=data.streaming
+        )
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
@@ -405,7 +407,9 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
     return Source(
         f"hub {name}",
         {split: partial(rows, key) for split, key in theirs.items() if key in loaded},
-        version="\0".join([name, *(_hub_version(loaded[key]) for key in loaded)]),
+        version="\0".join(
+            [name, data.revision or "", *(_hub_version(loaded[key]) for key in loaded)]
+        ),
     )
 
 

@@ -86,6 +86,7 @@ class Data(_Part):
     local: Files | None = None  # directories under SYNTHESIZER_DATA; the first that exists is used
     hub: str | None = None  # a Hugging Face data set
     config: str | None = None  # which configuration of it
+    revision: str | None = None  # which branch, tag or commit of it
     splits: dict[str, str] = {}  # our split -> the set's own name for it
     tasks: tuple[str, ...] = ()  # of a text_to_text mixture
     cap: Positive = 2**21  # a mixture task counts as at most this many examples
@@ -96,6 +97,7 @@ class Data(_Part):
     prefix: str = ""  # written before every source text
     keep_blank: bool = False  # an empty document is a document, as WikiText's blank lines
     streaming: bool = False  # read train block by block instead of at once
+    sample: Positive = 4096  # with streaming: documents that the tokenizer and held-out splits get
     holdout: Share = 0.05  # share of train that each missing split is cut from it
     skip_bad: bool = False
     overlong: Literal["truncate", "drop", "error"] = "truncate"
@@ -381,6 +383,7 @@ _ONLY_FOR = {
     ("data", "labels"): ("labels",),
     ("data", "prefix"): ("pairs",),
     ("data", "keep_blank"): ("stream",),
+    ("data", "sample"): ("stream",),
     ("data", "streaming"): ("stream",),
     ("text", "share"): ("pairs", "mixture"),
     ("model", "pooling"): ("labels",),

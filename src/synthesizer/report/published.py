@@ -1,11 +1,10 @@
 """What the paper reports, from paper.toml: shown beside our numbers, never among them."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
+
+from synthesizer.experiment.published import paper
 
 BIBTEX = """@inproceedings{tay2021synthesizer,
   title     = {Synthesizer: Rethinking Self-Attention for Transformer Models},
@@ -32,19 +31,12 @@ class PaperTable:
 
 def paper_tables(key: str | None, here: Sequence[str]) -> list[PaperTable]:
     """The published tables that a recipe's `paper` names; `here` are the specs of our rows."""
-    paper = _paper()
-    return [_table(paper, choice, here) for choice in paper["recipes"].get(key, [])]
+    stored = paper()
+    return [_table(stored, choice, here) for choice in stored["recipes"].get(key, [])]
 
 
-@cache
-def _paper() -> dict[str, Any]:
-    """paper.toml, its numbers as they are printed."""
-    text = (resources.files("synthesizer") / "paper.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text, parse_float=str)
-
-
-def _table(paper: dict[str, Any], choice: dict[str, Any], here: Sequence[str]) -> PaperTable:
-    stored = paper["tables"][choice["table"]]
+def _table(known: dict[str, Any], choice: dict[str, Any], here: Sequence[str]) -> PaperTable:
+    stored = known["tables"][choice["table"]]
     columns = choice.get("columns", list(stored["columns"]))
     rows = [
         (
@@ -56,5 +48,5 @@ def _table(paper: dict[str, Any], choice: dict[str, Any], here: Sequence[str]) -
         if any(column in row for column in columns)
     ]
     head = ("published row", "our row", *(stored["columns"][column] for column in columns))
-    source = paper["sources"][stored["source"]]
+    source = known["sources"][stored["source"]]
     return PaperTable(stored["title"], source, tuple(stored.get("notes", ())), head, tuple(rows))

@@ -144,7 +144,10 @@ class StreamTask(Task):
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe, streaming = self._recipe, self._recipe.data.streaming
         examples = Examples(
-            recipe.data, first_block(source) if streaming else source, ("text",), self._read
+            recipe.data,
+            first_documents(source, recipe.data.sample) if streaming else source,
+            ("text",),
+            self._read,
         )
         train = examples.split("train")
         tokenizer = given or train_tokenizer(recipe.text, [train.column(0)], self._template)
@@ -158,13 +161,14 @@ class StreamTask(Task):
         report = {**examples.report, "vocab_size": len(tokenizer)}
         report["tokens"] = {split: len(arrays[split]) - 1 for split in SPLITS if split in arrays}
         if streaming:
-            report["streaming"] = f"tokenizer and held-out splits: first {BLOCK} documents of each"
+            first = f"first {recipe.data.sample} documents of each"
+            report["streaming"] = f"tokenizer and held-out splits: {first}"
         if recipe.text.kind == "byte":
             report["bigram"] = _bigram(examples)
         return tokenizer, Entry(arrays, {"report": report})
 
 
-def first_block(source: Source) -> Source:
+def first_documents(source: Source, count: int) -> Source:
     """The beginning of each split of a source that is too large to be read at once."""
     missing = [split for split in SPLITS if split not in source.splits]
     if missing:
@@ -174,7 +178,7 @@ def first_block(source: Source) -> Source:
         )
 
     def begin(split: str) -> Iterator[Row]:
-        return islice(source.splits[split](), BLOCK)
+        return islice(source.splits[split](), count)
 
     return source.with_splits({split: partial(begin, split) for split in source.splits})
 

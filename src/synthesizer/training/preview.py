@@ -9,10 +9,12 @@ import torch
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Quiet, clock
+from synthesizer.experiment.published import published_parameters
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
+from synthesizer.spec import normalize_spec
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
 from synthesizer.training.accelerator import open_accelerator
@@ -32,16 +34,27 @@ def describe(recipe: Recipe) -> Iterator[str]:
     except UserError:
         yield "the data cannot be read; with a vocabulary as large as text.vocab_size:"
         yield from _cost(rough_config(recipe))
+        yield from _published(recipe)
         raise
     yield "data"
     for key, value in task.report.items():
         yield f"  {key}: {value}"
     yield from _cost(build_config(recipe, task.tokenizer, task.labels))
+    yield from _published(recipe)
     seconds, threads = time_step(recipe, task), torch.get_num_threads()
     yield (
         f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
         f"({seconds * 1000:.0f} ms each, threads: {threads}; evaluation comes on top)"
     )
+
+
+def _published(recipe: Recipe) -> Iterator[str]:
+    """The printed counts of the same row, where the recipe stands for a published table."""
+    counts = published_parameters(recipe.paper, normalize_spec(recipe.synthesis))
+    for count in counts:
+        yield f"  published: {count}"
+    if recipe.paper and not counts:
+        yield "  published: no count of this row is known"
 
 
 def _cost(config: SynthesizerConfig) -> Iterator[str]:
