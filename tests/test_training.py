@@ -61,6 +61,7 @@ def test_a_finished_run_directory_holds_all_that_is_promised(whole):
         "metrics.jsonl",
         "timing.jsonl",
         "result.json",
+        "manifest.json",
         "statistics.npz",
         "attention.npz",
         "model",

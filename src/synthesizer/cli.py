@@ -21,6 +21,22 @@ from synthesizer.study.command import compare
 from synthesizer.training.command import evaluate, generate, train
 from synthesizer.untrusted import printable
 
+DISK = {
+    errno.ENAMETOOLONG: "choose another path",
+    errno.ELOOP: "choose another path",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
+    errno.EFBIG: "raise the limit of file sizes and run the same command again",
+    errno.EROFS: "make it writable, or choose another path",
+    errno.EACCES: "make it accessible, or choose another path",
+    errno.EPERM: "make it accessible, or choose another path",
+    errno.ENOTDIR: "choose another path",
+    errno.EISDIR: "choose another path",
+    errno.EIO: "the disk reports an error: check it, and run the same command again",
+    errno.EMFILE: "raise the limit of open files and run the same command again",
+}
+"""What a user can do about each error of the file system that reaches this far."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -92,10 +108,10 @@ def main(arguments: list[str] | None = None) -> int:
         say_aside(f"synthesizer: {printable(str(stop))}")
         return 130
     except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+        if error.errno not in DISK:
             raise
-        where = printable(str(error.filename))[:200]
-        say_aside(f"synthesizer: error: {where}: {error.strerror}; choose another path")
+        where = printable(str(error.filename or "the disk"))[:200]
+        say_aside(f"synthesizer: error: {where}: {error.strerror}; {DISK[error.errno]}")
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0

@@ -1,6 +1,7 @@
 """What a benchmark leaves: bench.json, bench.csv and the same as a page with plots."""
 
 import csv
+import io
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from synthesizer.benchmark.measure import Result, Row
+from synthesizer.experiment.run import cannot_write, remove_leftovers, write_text
 from synthesizer.report.page import Plot, Section, figures, page, table, text
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
 from synthesizer.untrusted import check_links
@@ -17,17 +19,25 @@ HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "pe
 
 def write(result: Result, command: str, directory: Path) -> Path:
     """Write all three files and return the page."""
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(directory, error) from None
     check_links(directory)
+    remove_leftovers(directory)
     record = {"command": command, **result.as_dict()}
-    (directory / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-    with (directory / "bench.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in result.rows)
-    path = directory / "report.html"
-    path.write_text(_page(result, command))
-    return path
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in result.rows)
+    texts = {
+        "bench.json": json.dumps(record, indent=1) + "\n",
+        "bench.csv": stream.getvalue(),
+        "report.html": _page(result, command),
+    }
+    for name, content in texts.items():
+        write_text(directory / name, content)
+    return directory / "report.html"
 
 
 def _page(result: Result, command: str) -> str:

@@ -87,8 +87,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        cause = str(error).splitlines()[0]
+    except Exception as error:  # a damaged file ends in any type, that of tokenizers among them
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{folder} holds no tokenizer ({cause}); expected tokenizer.json") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(

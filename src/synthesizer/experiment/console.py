@@ -19,6 +19,12 @@ Imports = Annotated[
     list[str] | None,
     typer.Option("--import", help="Module or .py file that registers your own functions."),
 ]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify/--no-verify", help="Compare the run's files with the sha256 in manifest.json."
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines, no progress bar.")]
 
 

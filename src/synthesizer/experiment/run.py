@@ -2,21 +2,22 @@
 
     recipe.toml      the resolved recipe       metrics.jsonl    no clock in it: equal after a resume
     timing.jsonl     how fast it went          result.json      written last: the run is finished
+    manifest.json    sizes and hashes of all   samples.txt      what it writes
     statistics.npz   per example, no text      attention.npz    where the model looks
     model/           a Hugging Face model      checkpoints/     to resume, and the weights behind it
-    samples.txt
 
 Every file is written atomically (a temporary file, then a rename), so a killed run is readable and
 resumable.
 """
 
+import errno
 import json
 import math
 import os
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.manifest import MANIFEST, REMEDY, find_damage, manifest_text
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.untrusted import (
     check_expansion,
@@ -66,24 +68,46 @@ class Run:
         path = self.path / "recipe.toml"
         try:
             return parse_recipe(read_regular(path), str(path))
+        except UnicodeDecodeError:
+            raise self._damaged("recipe.toml is damaged (it is not UTF-8)") from None
         except OSError:
+            self.check(hashes=False)
             raise UserError(
                 f"{self.path} holds no recipe.toml, so it is not a run; name a run directory"
             ) from None
 
     def result(self) -> dict[str, Any]:
         """What a finished run reached."""
-        path = self.path / "result.json"
         try:
-            result: dict[str, Any] = json.loads(read_regular(path))
+            result = parse_result(read_regular(self.path / "result.json"))
         except OSError:
+            self.check(hashes=False)
             raise UserError(
                 f"{self.path} holds no result.json; train the run to its end first"
             ) from None
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"result.json is damaged ({type(error).__name__})"
+            raise self._damaged(what) from None
         return result
+
+    def check(self, *large: str, hashes: bool = True) -> None:
+        """Refuse a run of which a file is not as manifest.json says: see find_damage."""
+        damage = find_damage(self.path, large, hashes=hashes)
+        if damage is not None and (self.is_finished or not self._may_resume()):
+            raise self._damaged(damage)
+
+    def _may_resume(self) -> bool:
+        """Whether checkpoints are left to resume from: then the manifest will be written again."""
+        return any(self.checkpoints.glob("step-*"))
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(f"{self.path}: {what}; {REMEDY}")
 
     def claim(self, recipe: Recipe) -> None:
         """Make the directory this recipe's, or refuse to mix it with what is there."""
+        self.check()
         if (self.path / "recipe.toml").exists():
             changed = differences(self.recipe(), recipe)
             if changed:
@@ -108,7 +132,7 @@ class Run:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
         check_links(self.path)
         with _locked(self.path / ".lock"):
-            for leftover in self.path.glob(".*.partial"):  # of a killed process: the lock is ours
+            for leftover in self.path.rglob(".*.partial"):  # of a killed process: the lock is ours
                 leftover.unlink(missing_ok=True)
             if not (self.path / "recipe.toml").exists():
                 self.write("recipe.toml", dump(recipe))
@@ -138,11 +162,13 @@ class Run:
 
     def write(self, name: str, text: str) -> None:
         """Write a text file atomically."""
+        write_text(self.path / name, text)
 
-        def fill(path: Path) -> None:
-            path.write_text(text, encoding="utf-8")
-
-        write_atomically(self.path / name, fill)
+    def finish(self, result: Mapping[str, object]) -> None:
+        """Write the manifest of all that is there, then result.json: the run is finished."""
+        text = json.dumps(result, indent=2) + "\n"
+        self.write(MANIFEST, manifest_text(self.path, {"result.json": text}))
+        self.write("result.json", text)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write arrays atomically, as a compressed .npz."""
@@ -160,19 +186,40 @@ class Run:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _cannot_write(self.path / name, error) from None
+            raise cannot_write(self.path / name, error) from None
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
-        text = read_regular(path) if path.exists() else ""
+        try:
+            text = read_regular(path) if path.exists() else ""
+        except UnicodeDecodeError:
+            raise self._damaged(f"{name} is damaged (it is not UTF-8)") from None
         whole, _, _ = text.rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        lines: list[dict[str, Any]] = []
+        for number, line in enumerate(whole.split("\n") if whole else [], start=1):
+            try:
+                lines.append(json.loads(line))
+                int(lines[-1]["step"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise self._damaged(f"line {number} of {name} is damaged") from None
+        return lines
+
+
+def parse_result(text: str) -> dict[str, Any]:
+    """The record in result.json; ValueError, KeyError or TypeError where it is none."""
+    result: dict[str, Any] = json.loads(text)
+    float(result["metrics"][result["main_metric"]])
+    return result
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends."""
-    with path.open("w") as file:  # which is not a link: check_links
+    try:
+        file = path.open("w")  # which is not a link: check_links
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with file:
         try:
             import fcntl
 
@@ -240,8 +287,38 @@ def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _AD
             finally:
                 os.close(directory)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise _cannot_write(path, error, advice) from None
+        with suppress(OSError):  # a read-only disk refuses this, too
+            beside.unlink(missing_ok=True)
+        raise cannot_write(path, error, advice) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+
+    def fill(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+
+    write_atomically(path, fill)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed, where no lock says they all were."""
+    for path in folder.glob(".*.partial"):
+        writer = path.suffixes[-2].removeprefix(".") if len(path.suffixes) > 1 else ""
+        if writer.isdecimal() and not _is_alive(int(writer)):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
 
 
 @cache
@@ -274,5 +351,8 @@ def _git(home: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _cannot_write(path: Path, error: OSError, advice: str = _ADVICE) -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}); {advice}")
+def cannot_write(path: Path, error: OSError, advice: str = _ADVICE) -> UserError:
+    """One line for a disk that is full, read-only or forbidden."""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        advice = "make it writable, or choose another --out"
+    return UserError(f"cannot write {path} ({error.strerror or error}); {advice}")

@@ -8,7 +8,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from synthesizer.experiment.console import Imports, missing_extra, print_table, say, say_wrapped
+from synthesizer.experiment.console import (
+    Imports,
+    Verify,
+    missing_extra,
+    print_table,
+    say,
+    say_wrapped,
+)
 from synthesizer.spec import import_modules
 from synthesizer.untrusted import printable
 
@@ -22,20 +29,21 @@ def report(
         Path | None, typer.Option(help="Output directory; by default the first DIR.")
     ] = None,
     imports: Imports = None,
+    verify: Verify = True,
 ) -> None:
     """Write report.html, report.md and table.csv from run directories."""
     import_modules(imports or ())
-    print_report(dirs, out)
+    print_report(dirs, out, verify=verify)
 
 
-def print_report(dirs: list[Path], out: Path | None = None) -> None:
+def print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
     """Write the report of runs; print its tables, answers and path."""
     try:
         from synthesizer.report.tables import brief
         from synthesizer.report.write import summarize_all, write
     except ImportError as error:
         raise missing_extra(error.name) from None
-    summaries = summarize_all(dirs)
+    summaries = summarize_all(dirs, verify=verify)
     for summary in summaries:
         head, rows = brief(summary)
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

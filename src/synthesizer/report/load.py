@@ -15,6 +15,7 @@ import json
 import tomllib
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,14 @@ from zipfile import BadZipFile
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.manifest import MANIFEST, find_damage
 from synthesizer.experiment.recipe import leaves
-from synthesizer.experiment.run import STUDY, Run, read_arrays
+from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
 from synthesizer.spec import TABLE_2, normalize_spec
 from synthesizer.untrusted import read_regular
 
-RECIPE = "recipe.toml"
+RECIPE, RESULT = "recipe.toml", "result.json"
+PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
 
 
@@ -136,7 +139,7 @@ def normalized(spec: str) -> str:
         return spec
 
 
-def read_studies(paths: Sequence[Path]) -> list[Study]:
+def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
     """Every study and every other group of runs below the paths, each directory once."""
     studies: list[Study] = []
     taken: set[Path] = set()
@@ -149,12 +152,12 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
         for found in sorted(path.rglob(STUDY)):
             if found.parent.resolve() not in taken:
                 taken.add(found.parent.resolve())
-                studies.append(_read_study(found))
-        for found in sorted(path.rglob(RECIPE)):
+                studies.append(_read_study(found, verify))
+        for found in sorted([*path.rglob(RECIPE), *path.rglob(MANIFEST)]):
             place = found.parent.resolve()
             if place not in taken and not any(parent in taken for parent in place.parents):
                 taken.add(place)
-                loose.append(read_run(found.parent))
+                loose.append(read_run(found.parent, verify=verify))
     studies += _group(loose)
     if not studies:
         raise UserError(
@@ -163,32 +166,63 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
     return studies
 
 
-def read_run(path: Path) -> Record:
-    """A run directory, whatever state it is in."""
+def read_run(path: Path, *, verify: bool = True) -> Record:
+    """A run directory, whatever state it is in; its files are compared with its manifest."""
     recipe: dict[str, Any] = {"name": path.name, "synthesis": "unknown", "seed": 0}
+    finished = (path / RESULT).exists() or not any(path.glob("checkpoints/step-*"))
+    damage = find_damage(path, PLOTTED, hashes=verify) if finished else None
     try:
-        recipe |= tomllib.loads(read_regular(path / RECIPE))
-    except (OSError, ValueError, RecursionError) as error:
-        return Record(path, recipe, None, f"unreadable recipe.toml ({type(error).__name__})")
+        stored = tomllib.loads(read_regular(path / RECIPE))
+        _check_recipe(stored)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        damage = damage or f"unreadable recipe.toml ({type(error).__name__})"
+        return Record(path, recipe, None, damage)
+    recipe |= stored
     try:
-        text = read_regular(path / "result.json")
-    except OSError:
-        return Record(path, recipe, None)
-    except ValueError as error:
+        result = None if damage else parse_result(read_regular(path / RESULT))
+        if result is not None:
+            damage = _disagreement(recipe, result)
+    except FileNotFoundError:
+        result = None
+        with suppress(OSError):  # which is as good as no file
+            damage = _damaged_lines(path)
+    except UserError as error:
         return Record(path, recipe, None, f"unreadable result.json ({error})")
-    try:
-        result = json.loads(text)
-        float(result["metrics"][result["main_metric"]])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return Record(path, recipe, None, f"unreadable result.json ({type(error).__name__})")
-    return Record(path, recipe, result)
+    return Record(path, recipe, None if damage else result, damage)
 
 
-def _read_study(file: Path) -> Study:
+def _check_recipe(stored: dict[str, Any]) -> None:
+    """A recipe as `dump` writes it, of whatever version: what a report needs of it is there."""
+    for name in ("name", "task", "synthesis"):
+        if not isinstance(stored[name], str):
+            raise TypeError(name)
+    int(stored["seed"])
+    int(stored["train"]["steps"])
+
+
+def _disagreement(recipe: dict[str, Any], result: dict[str, Any]) -> str | None:
+    """What recipe.toml and result.json do not agree on, where one of them was damaged."""
+    for name in ("task", "synthesis", "decoder_synthesis", "seed"):
+        if name in result and result[name] != recipe.get(name):
+            return f"recipe.toml and result.json disagree on {name}"
+    return None
+
+
+def _damaged_lines(path: Path) -> str | None:
+    try:
+        Run(path).metrics()
+    except UserError:
+        return "unreadable metrics.jsonl"
+    return None
+
+
+def _read_study(file: Path, verify: bool) -> Study:
     home = file.parent
     try:
         stored = json.loads(read_regular(file))
-        rows = tuple(_read_row(home, row) for row in stored["rows"])
+        rows = tuple(_read_row(home, row, verify) for row in stored["rows"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{file} cannot be read ({type(error).__name__}: {error}); "
@@ -200,11 +234,16 @@ def _read_study(file: Path) -> Study:
     return Study(name, home, rows, stored.get("command"), stored.get("margin"), facts)
 
 
-def _read_row(home: Path, row: dict[str, Any]) -> Row:
+def _read_row(home: Path, row: dict[str, Any], verify: bool) -> Row:
     for run in row["runs"]:
         if Path(run).is_absolute() or ".." in Path(run).parts:
             raise UserError(f"the run {run!r} of row {row['label']!r} is outside of {home}")
-    runs = [read_run(home / run) for run in row["runs"] if (home / run / RECIPE).exists()]
+    paths = [home / run for run in row["runs"]]
+    runs = [
+        read_run(path, verify=verify)
+        for path in paths
+        if any((path / name).exists() for name in (RECIPE, RESULT, MANIFEST))
+    ]
     remarks = {name: row.get(name) for name in ("error", "note", "left_out")}
     trials, varied = tuple(row.get("trials") or ()), tuple(row.get("varied") or ())
     return Row(row["label"], row["spec"], tuple(runs), trials=trials, varied=varied, **remarks)

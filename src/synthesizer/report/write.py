@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import write_atomically
+from synthesizer.experiment.run import remove_leftovers, write_text
 from synthesizer.report.load import read_studies
 from synthesizer.report.page import Section, page, paragraph
 from synthesizer.report.sections import explanation, lead, sections, text_of
@@ -20,9 +20,10 @@ def write_report(dirs: Sequence[str | Path], out: str | Path | None = None) -> P
     return write(summarize_all(dirs), Path(out if out is not None else dirs[0]))
 
 
-def summarize_all(dirs: Sequence[str | Path]) -> list[Summary]:
+def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Summary]:
     """The numbers and the answer of every study below dirs."""
-    return [summarize(study) for study in read_studies([Path(path) for path in dirs])]
+    studies = read_studies([Path(path) for path in dirs], verify=verify)
+    return [summarize(study) for study in studies]
 
 
 def write(summaries: Sequence[Summary], home: Path) -> Path:
@@ -31,13 +32,10 @@ def write(summaries: Sequence[Summary], home: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {home} ({error.strerror}); check --out") from None
+    remove_leftovers(home)
     texts = (_html(summaries), text_of(summaries), csv_text(summaries))
     for name, text in zip(NAMES, texts, strict=True):
-
-        def fill(path: Path, text: str = text) -> None:
-            path.write_text(text, encoding="utf-8")
-
-        write_atomically(home / name, fill)
+        write_text(home / name, text)
     return home / NAMES[0]
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from synthesizer import __version__
 from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
-from synthesizer.experiment.run import STUDY, spec_folder, write_atomically
+from synthesizer.experiment.run import STUDY, spec_folder, write_text
 from synthesizer.spec import TABLE_2, import_modules, normalize_spec, unregistered, variants
 from synthesizer.study.guess import Guess, infer_recipe, is_data
 from synthesizer.untrusted import check_folder_name, read_regular
@@ -135,11 +136,7 @@ class Plan:
             "shared": dump(self.shared),
             "data": self.fingerprint,
         }
-
-        def fill(path: Path) -> None:
-            path.write_text(json.dumps(study, indent=2) + "\n", encoding="utf-8")
-
-        write_atomically(self.out / STUDY, fill)
+        write_text(self.out / STUDY, json.dumps(study, indent=2) + "\n")
 
     def _record(self, row: Row) -> dict[str, Any]:
         runs = [str(self.path(row, seed).relative_to(self.out)) for seed in self.seeds]
@@ -368,11 +365,16 @@ def _given(overrides: Iterable[str]) -> dict[str, str]:
     return {key.strip(): value.strip("\"' ") for key, _, value in pairs}
 
 
+def _is_foreign(path: Path) -> bool:
+    """Whether a comparison that was killed before its first record could not have left a file."""
+    return not path.name.startswith(".") and not re.fullmatch(r"worker\d+\.log", path.name)
+
+
 def _refuse_to_mix(plan: Plan) -> None:
     """Refuse a directory with runs of another recipe, data or budget."""
     path = plan.out / STUDY
     if not path.exists():
-        if plan.out.exists() and any(not file.name.startswith(".") for file in plan.out.iterdir()):
+        if plan.out.exists() and any(map(_is_foreign, plan.out.iterdir())):
             raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
         return
     try:

@@ -16,6 +16,7 @@ from typing import Protocol, TextIO
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted, Interruption
+from synthesizer.experiment.run import cannot_write, remove_leftovers
 from synthesizer.study.worker import Message
 from synthesizer.untrusted import check_links
 
@@ -230,11 +231,12 @@ def _lock(folder: Path) -> TextIO | None:
         check_links(folder)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}); check --out") from None
+        raise cannot_write(folder, error) from None
     deadline = time.monotonic() + LOCKED
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_leftovers(folder)
             return file
         except OSError:
             if time.monotonic() > deadline:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
@@ -86,6 +87,7 @@ def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
         raise UserError(
             f"train.start_from={run} holds no model/; name the directory of a finished run"
         )
+    Run(run).check("model/")
     old = load_pretrained(home)
     old_config = old.config
     lengths = (config.max_len, config.decoder_max_len)

@@ -103,6 +103,21 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | 
     return None
 
 
+def refuse_to_start_over(run: Run) -> None:
+    """Stop where nothing can be resumed although the run came far enough to be resumed."""
+    damaged = numbered(run.checkpoints, "step")
+    if damaged:
+        what = f"none of its {len(damaged)} checkpoints can be read"
+    elif (run.checkpoints / "last.safetensors").exists():
+        what = "it was trained to its end, but result.json and the checkpoints to resume are gone"
+    else:
+        return
+    raise UserError(
+        f"{run.path}: {what}; restore them from a copy, or delete the directory to train again "
+        "from step 0"
+    )
+
+
 def numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
     """The checkpoints 'kind-<step>', oldest first."""
     found = [(path.stem.removeprefix(f"{kind}-"), path) for path in folder.glob(f"{kind}-*")]
@@ -118,7 +133,7 @@ def prune(folder: Path, kind: str, steps: Iterable[int]) -> None:
     """Delete the checkpoints of one kind but for those of these steps."""
     kept = set(steps)
     for step, path in numbered(folder, kind):
-        if step not in kept:
+        if step not in kept and path.is_file():
             path.unlink()
 
 
@@ -190,6 +205,8 @@ class Checkpointer:
     def resume(self, progress: Progress) -> dict[str, Any]:
         """Put the newest whole checkpoint back and return its record; nothing where none is."""
         checkpoint = newest_checkpoint(self.run.checkpoints, progress.say)
+        if checkpoint is None:
+            refuse_to_start_over(self.run)
         meta = {} if checkpoint is None else checkpoint.meta
         if checkpoint is not None:
             self.saved_step = meta["step"]

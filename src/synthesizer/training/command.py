@@ -10,6 +10,7 @@ from synthesizer.experiment.console import (
     Imports,
     Overrides,
     Plain,
+    Verify,
     check_choice,
     say,
     say_aside,
@@ -80,6 +81,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     checkpoint: Weights = None,
     imports: Imports = None,
+    verify: Verify = True,
 ) -> None:
     """Evaluate a finished run on a split of its data."""
     import_modules(imports or ())
@@ -88,7 +90,7 @@ def evaluate(
     silence_libraries()
     from synthesizer.training.finish import measure
 
-    scores = measure(run, split, checkpoint)
+    scores = measure(run, split, checkpoint, verify=verify)
     for name, value in scores.metrics.items():
         say(f"{name}\t{value:.4f}\t{scores.signatures.get(name, '')}".rstrip())
 
@@ -104,6 +106,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed for --sample.")] = 1,
     checkpoint: Weights = None,
     imports: Imports = None,
+    verify: Verify = True,
 ) -> None:
     """Generate one line of stdout for each line of stdin, in order.
 
@@ -120,7 +123,7 @@ def generate(
 
     torch.manual_seed(seed)
     asked = Asked(beam, sample, batch_size, max_new_tokens)
-    answerer = Answerer(Run(run), asked, checkpoint)
+    answerer = Answerer(Run(run), asked, checkpoint, verify=verify)
     for number, answer in enumerate(answerer.answer(sys.stdin.buffer), start=1):
         if answer.error is not None:
             say_aside(f"synthesizer: line {number}: {printable(answer.error)}")

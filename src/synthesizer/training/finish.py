@@ -1,6 +1,5 @@
 """The end of a run: choose the weights, measure them, and write what others read."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from synthesizer.attention.fast import has_kernel
 from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe import Recipe, dump
-from synthesizer.experiment.run import Run, provenance
+from synthesizer.experiment.run import Run, cannot_write, provenance
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.cost import (
     cache_bytes_per_token,
@@ -87,7 +86,7 @@ def finish(
         **provenance(),
     }
     save_model(model, task, run, recipe, result)
-    run.write("result.json", json.dumps(result, indent=2) + "\n")
+    run.finish(result)
     prune(folder, "step", [])
     prune(folder, "best", [])
     return result
@@ -113,7 +112,7 @@ def measure_cost(
     model: SynthesizerPreTrainedModel, run: Run, decoded: Decoded | None
 ) -> dict[str, Any]:
     """What it took: parameters, arithmetic, memory and speed."""
-    laps = [line for line in run.timing() if "tokens" in line]
+    laps = [line for line in run.timing() if {"seconds", "tokens"} <= {*line}]
     seconds = sum(lap["seconds"] for lap in laps)
     rate = sum(lap["tokens"] for lap in laps) / seconds if seconds else None
     memory = [line["memory_bytes"] for line in run.timing() if "memory_bytes" in line]
@@ -137,8 +136,15 @@ def save_model(
     model: SynthesizerPreTrainedModel, task: Task, run: Run, recipe: Recipe, result: dict[str, Any]
 ) -> None:
     """Write model/: weights, config, tokenizer and a card, as Hugging Face reads them."""
-    model.save_pretrained(run.model)
-    task.tokenizer.save_pretrained(run.model)
+    try:
+        model.save_pretrained(run.model)
+        task.tokenizer.save_pretrained(run.model)
+    except Exception as error:  # safetensors and tokenizers have their own for a full disk
+        if not isinstance(error, OSError) and "os error" not in str(error):
+            raise
+        told = error if isinstance(error, OSError) else OSError(str(error))
+        advice = "the checkpoints are intact: free some space and run the same command again"
+        raise cannot_write(run.model, told, advice) from None
     run.write("model/README.md", model_card(recipe, result))
 
 
@@ -148,11 +154,18 @@ def best_device() -> torch.device:
     return torch.device("cpu") if found is None else found
 
 
-def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrainedModel:
-    """The model of a finished run, by default with the weights in model/."""
+def load_model(
+    run: Run, checkpoint: str | None = None, *, verify: bool = True
+) -> SynthesizerPreTrainedModel:
+    """The model of a finished run, by default with the weights in model/.
+
+    Its files are compared with the manifest first; `verify=False` compares their sizes alone.
+    """
+    run.check("model/", hashes=verify)
     run.recipe()
     if not run.is_finished:
         raise UserError(f"{run.path} is not finished; train it to its end first")
+    run.result()
     model = load_pretrained(run.model)
     if checkpoint is not None:
         path = run.checkpoints / f"{checkpoint}.safetensors"
@@ -162,10 +175,10 @@ def load_model(run: Run, checkpoint: str | None = None) -> SynthesizerPreTrained
     return model.eval()
 
 
-def measure(path: Path, split: str, checkpoint: str | None) -> Scores:
+def measure(path: Path, split: str, checkpoint: str | None, *, verify: bool = True) -> Scores:
     """The scores of a finished run on a split of its data."""
     run = Run(path)
-    recipe, model = run.recipe(), load_model(run, checkpoint)
+    model, recipe = load_model(run, checkpoint, verify=verify), run.recipe()
     task = build_task(recipe, tokenizer_dir=run.model)
     return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
 

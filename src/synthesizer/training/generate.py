@@ -40,9 +40,11 @@ class Asked:
 class Answerer:
     """A finished run that takes lines."""
 
-    def __init__(self, run: Run, asked: Asked, checkpoint: str | None = None) -> None:
+    def __init__(
+        self, run: Run, asked: Asked, checkpoint: str | None = None, *, verify: bool = True
+    ) -> None:
+        self._model: SynthesizerPreTrainedModel = load_model(run, checkpoint, verify=verify)
         self._recipe: Recipe = run.recipe()
-        self._model: SynthesizerPreTrainedModel = load_model(run, checkpoint)
         self._model.to(best_device())
         self._tokenizer: PreTrainedTokenizerFast = load_tokenizer(run.model)
         self._asked = asked

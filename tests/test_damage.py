@@ -1,0 +1,243 @@
+"""Damaged run directories, killed starts, and disks that are full or read-only."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from synthesizer.benchmark import write as bench_write
+from synthesizer.cli import main
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import dump
+from synthesizer.experiment.run import Run, remove_leftovers, write_text
+from synthesizer.report.load import read_run
+from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.pool import open_pool
+from synthesizer.training.finish import load_model, measure
+from synthesizer.training.loop import fit
+from tiny import language_model
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A recipe and its finished run."""
+    folder = tmp_path_factory.mktemp("damage")
+    os.environ["SYNTHESIZER_CACHE"] = str(folder / "cache")
+    recipe, run = language_model(folder), Run(folder / "run")
+    fit(recipe, run)
+    (folder / "own.toml").write_text(dump(recipe))
+    return recipe, run
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """The finished run, to be damaged."""
+    return Run(shutil.copytree(finished[1].path, tmp_path / "copy"))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_manifest_lists_every_file_that_is_read_back(finished):
+    _, run = finished
+    files = json.loads((run.path / "manifest.json").read_text())["files"]
+    there = {p.relative_to(run.path).as_posix() for p in run.path.rglob("*") if p.is_file()}
+    assert {*files} == there - {".lock", "manifest.json", "model/README.md"}
+    assert files["result.json"]["bytes"] == (run.path / "result.json").stat().st_size
+    run.check("")
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "statistics.npz", "recipe.toml"])
+def test_a_flipped_bit_is_named_with_what_to_do(copy, name):
+    flip(copy.path / name)
+    words = rf"copy: {name} is damaged \(its sha256 is not .*restore it from a copy, or delete"
+    with pytest.raises(UserError, match=words):
+        measure(copy.path, "test", None)
+    copy.check(hashes=False)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", ""])
+def test_a_result_of_rubbish_is_not_a_finished_run(finished, copy, text, capsys):
+    """It was: "finished; nothing to do"."""
+    recipe, _ = finished
+    (copy.path / "result.json").write_text(text)
+    with pytest.raises(UserError, match=r"result.json is damaged \(\d bytes, [\d,]+ when written"):
+        fit(recipe, copy)
+    (copy.path / "manifest.json").unlink()  # as a run of an older version
+    with pytest.raises(UserError, match=r"copy: result.json is damaged \(\w+Error\); restore"):
+        fit(recipe, copy)
+    with pytest.raises(UserError, match=r"result.json is damaged"):
+        load_model(copy)
+
+
+def test_a_run_whose_result_is_gone_does_not_start_over(finished, copy):
+    recipe, _ = finished
+    (copy.path / "result.json").unlink()
+    with pytest.raises(UserError, match=r"copy: result.json is missing; restore it from a copy"):
+        fit(recipe, copy)
+    (copy.path / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"it was trained to its end, but result.json and the"):
+        fit(recipe, copy)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(finished, tmp_path):
+    recipe, run = finished[0], Run(tmp_path / "run")
+    with run.held(recipe):
+        (run.checkpoints / "step-4.safetensors").write_text("rubbish")
+    with pytest.raises(UserError, match=r"none of its 1 checkpoints can be read; restore them"):
+        fit(recipe, run)
+
+
+def test_a_damaged_manifest_and_a_missing_file_are_named(finished, copy):
+    (copy.path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"model/tokenizer.json is missing; restore it"):
+        load_model(copy)
+    flip(copy.path / "manifest.json")
+    with pytest.raises(UserError, match=r"manifest.json is damaged; restore it"):
+        load_model(copy)
+    stored = json.loads((finished[1].path / "manifest.json").read_text())
+    stored["files"]["../../outside"] = {"bytes": 1, "sha256": ""}
+    (copy.path / "manifest.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+        load_model(copy)
+
+
+def test_a_run_without_a_manifest_loads(copy):
+    (copy.path / "manifest.json").unlink()
+    assert load_model(copy).config.d_model == 8
+    assert read_run(copy.path).state == "finished"
+
+
+def test_hashes_of_weights_are_left_out_when_told(copy, capsys):
+    flip(copy.path / "model" / "model.safetensors")
+    assert main(["evaluate", str(copy.path)]) == 2
+    assert "model/model.safetensors is damaged" in capsys.readouterr().err
+    assert main(["evaluate", str(copy.path), "--no-verify"]) == 0
+
+
+@pytest.mark.parametrize("name", ["statistics.npz", "result.json", "recipe.toml", "attention.npz"])
+def test_a_report_names_a_damaged_file_and_leaves_the_run_out(copy, name):
+    flip(copy.path / name)
+    record = read_run(copy.path)
+    assert record.result is None
+    assert record.state == f"{name} is damaged (its sha256 is not the one in manifest.json)"
+
+
+def test_a_report_of_an_old_run_checks_what_it_can(copy):
+    (copy.path / "manifest.json").unlink()
+    recipe = (copy.path / "recipe.toml").read_text()
+    (copy.path / "recipe.toml").write_text(recipe.replace("language_modeling", "dialogue"))
+    assert read_run(copy.path).state == "recipe.toml and result.json disagree on task"
+    (copy.path / "recipe.toml").write_text("")
+    assert read_run(copy.path).state == "unreadable recipe.toml (KeyError)"
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{}\n", '{"step": "x"}\n', "\0\0\n"])
+def test_a_damaged_line_of_metrics_is_named(tmp_path, finished, text):
+    run = Run(tmp_path / "run")
+    with run.held(finished[0]):
+        run.log(1, {"loss": 1.0})
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write(text)
+    with pytest.raises(UserError, match=r"run: line 2 of metrics.jsonl is damaged; restore it"):
+        run.metrics()
+    assert read_run(run.path).state == "unreadable metrics.jsonl"
+
+
+def test_a_comparison_killed_before_its_first_record_goes_on(tmp_path):
+    """It was: "exists and is not a comparison; choose another --out"."""
+    out = tmp_path / "study"
+    out.mkdir()
+    (out / "worker1.log").write_text("")
+    (out / f".study.json.{2**22 + 1}.partial").write_text("{")
+    assert draw_up(Asked(recipe="shift", out=out)).out == out
+    with open_pool(out):
+        assert not list(out.glob("*.partial"))
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists and is not a comparison; choose another --out"):
+        draw_up(Asked(recipe="shift", out=out))
+
+
+def test_temporary_files_of_killed_writers_alone_are_removed(tmp_path):
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    dead, alive = (tmp_path / f".report.html.{p}.partial" for p in (done.pid, os.getpid()))
+    dead.touch()
+    alive.touch()
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [alive.name]
+
+
+def test_temporary_files_of_a_killed_run_are_removed_in_every_folder(tmp_path, finished):
+    run = Run(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / ".step-4.safetensors.77.partial").touch()
+    with run.held(finished[0]):
+        assert not list(run.path.rglob("*.partial"))
+
+
+def test_save_model_says_a_full_disk_in_one_line(finished, tmp_path, monkeypatch):
+    from synthesizer.training import finish
+
+    class Full:
+        class tokenizer:  # noqa: N801
+            @staticmethod
+            def save_pretrained(folder):
+                raise Exception("No space left on device (os error 28)")
+
+    model = load_model(finished[1])
+    with pytest.raises(UserError, match=r"cannot write .*model \(No space left .*\); the checkp"):
+        finish.save_model(model, Full, Run(tmp_path), finished[0], {})
+
+
+def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch):
+    def read_only(*arguments, **options):
+        raise OSError(30, os.strerror(30), str(arguments[0]))
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "unlink", read_only)
+    with pytest.raises(UserError, match=r"Read-only file system\); make it writable, or choose"):
+        write_text(tmp_path / "file", "text")
+
+
+def test_a_benchmark_writes_atomically_and_says_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_write, "_page", lambda *_: "page")
+
+    class Result:
+        rows = ()
+
+        def as_dict(self):
+            return {"long": "x" * 10_000}
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*bench.json \(File too large\)"):
+            bench_write.write(Result(), "bench", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_the_file_system_are_one_line(monkeypatch, capsys, tmp_path):
+    from synthesizer.training import preview
+
+    def full(recipe):
+        raise OSError(28, os.strerror(28), "/some/file")
+
+    monkeypatch.setattr(preview, "describe", full)
+    assert main(["train", "shift", "--check"]) == 2
+    assert capsys.readouterr().err == (
+        "synthesizer: error: /some/file: No space left on device; "
+        "free some space and run the same command again\n"
+    )
