@@ -9,9 +9,9 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from synthesizer.benchmark.measure import Result, Row
-from synthesizer.experiment.run import cannot_write, remove_leftovers, write_text
 from synthesizer.report.page import Plot, Section, figures, page, table, text
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
+from synthesizer.report.write import write_files
 from synthesizer.untrusted import check_links
 
 HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
@@ -19,12 +19,7 @@ HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "pe
 
 def write(result: Result, command: str, directory: Path) -> Path:
     """Write all three files and return the page."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(directory, error) from None
     check_links(directory)
-    remove_leftovers(directory)
     record = {"command": command, **result.as_dict()}
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
@@ -35,8 +30,7 @@ def write(result: Result, command: str, directory: Path) -> Path:
         "bench.csv": stream.getvalue(),
         "report.html": _page(result, command),
     }
-    for name, content in texts.items():
-        write_text(directory / name, content)
+    write_files(directory, texts)
     return directory / "report.html"
 
 

@@ -1,6 +1,6 @@
 """Run directories and paper.toml become report.html, report.md and table.csv (no torch)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from synthesizer.errors import UserError
@@ -28,15 +28,20 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
 
 def write(summaries: Sequence[Summary], home: Path) -> Path:
     """Put the three files into a directory; the page is returned."""
+    texts = (_html(summaries), text_of(summaries), csv_text(summaries))
+    write_files(home, dict(zip(NAMES, texts, strict=True)))
+    return home / NAMES[0]
+
+
+def write_files(home: Path, texts: Mapping[str, str]) -> None:
+    """Write files of text into a directory, each atomically; make it where it is missing."""
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {home} ({error.strerror}); check --out") from None
     remove_leftovers(home)
-    texts = (_html(summaries), text_of(summaries), csv_text(summaries))
-    for name, text in zip(NAMES, texts, strict=True):
+    for name, text in texts.items():
         write_text(home / name, text)
-    return home / NAMES[0]
 
 
 def _html(summaries: Sequence[Summary]) -> str:
