@@ -368,6 +368,48 @@ def test_a_streamed_train_split_resumes_and_goes_round(tmp_path, monkeypatch):
         build_task(small("language_modeling", named[0], "data.streaming=true"))
 
 
+def test_a_streamed_hub_set_goes_on_from_its_own_state_without_reading_what_came_before(
+    tmp_path, monkeypatch
+):
+    import datasets
+
+    monkeypatch.setattr("synthesizer.tasks.stream.BLOCK", 16)
+    monkeypatch.setattr("synthesizer.tasks.stream.SAMPLE", 4)
+    rows = [{"text": f"{a} {b} {n}"} for n, (a, b) in enumerate(pairs(160))]
+    for split, part in {"train": rows, "validation": rows[:5], "test": rows[:5]}.items():
+        for shard in range(4 if split == "train" else 1):
+            write_jsonl(
+                tmp_path / f"{split}-{shard}.jsonl", part[shard::4] if part is rows else part
+            )
+    files = {
+        split: sorted(map(str, tmp_path.glob(f"{split}-*.jsonl")))
+        for split in ("train", "validation", "test")
+    }
+    read = []
+
+    def note(fields):
+        read.append(fields["text"])
+        return fields
+
+    def load(*names, **options):
+        loaded = load_json("json", data_files=files, streaming=True)
+        loaded["train"] = loaded["train"].map(note)
+        return loaded
+
+    load_json = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    recipe = small(
+        "language_modeling", "data.hub=some/set", "data.streaming=true", "data.sample=20",
+        "model.max_len=16",
+    )  # fmt: skip
+    whole = first(build_task(recipe), 60)
+    for start in (0, 13, 41, 59):
+        task = build_task(recipe)
+        read.clear()
+        same(next(task.train_batches(start)), whole[start])
+        assert len(read) <= 4 + 2 * 16  # the sample of columns, and about a block
+
+
 def test_the_held_out_splits_of_a_stream_have_as_many_documents_as_asked_for(tmp_path):
     rows = [{"text": a} for a, _ in pairs(40)]
     files = [

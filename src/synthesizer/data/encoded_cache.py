@@ -73,6 +73,11 @@ def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
     return entry
 
 
+def find(folder: Path, key: str) -> Entry | None:
+    """The entry of a key, where there is a sound one."""
+    return _load(folder / f"{key}.npz") if _is_own(folder) else None
+
+
 @functools.cache
 def _is_own(folder: Path) -> bool:
     """Whether nobody else may write the directory, made where missing; warns if not."""

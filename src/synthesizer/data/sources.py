@@ -113,8 +113,9 @@ class Source:
         *,
         files: Sequence[File] = (),
         version: str = "",
+        streams: Mapping[str, Any] | None = None,  # of a hub's set that is streamed, by split
     ) -> None:
-        self.origin, self.splits = origin, splits
+        self.origin, self.splits, self.streams = origin, splits, streams or {}
         self._files, self._version = files, version
 
     @cached_property
@@ -410,6 +411,9 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         version="\0".join(
             [name, data.revision or "", *(_hub_version(loaded[key]) for key in loaded)]
         ),
+        streams={split: loaded[key] for split, key in theirs.items() if key in loaded}
+        if data.streaming
+        else None,
     )
 
 

@@ -7,7 +7,7 @@ Train may be read block by block instead of at once: then block b takes the plac
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer.data.batch import Batch, num_windows, own_part
 from synthesizer.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
-from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
+from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
 from synthesizer.data.prepare import Columns, Examples, Fields, chunked
+from synthesizer.data.row_stream import RowStream, State
 from synthesizer.data.sampler import Order
 from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
@@ -105,10 +106,19 @@ class StreamTask(Task):
         return Order(lengths, batch_tokens=batch_tokens, seed=self._recipe.seed)
 
     def _train_by_blocks(self, start: int) -> Iterator[tuple[int, Array, Array]]:
-        """Blocks before the start are passed over by their known sizes, not encoded again."""
-        for block, documents in self._blocks():
+        """Blocks before the start are passed over by what is known of them.
+
+        That is their size and the state of the stream behind them, so they are not read again.
+        """
+        first, state = 0, None
+        while (known := find(cache_folder(), self._block_key(first))) is not None:
+            size = self._order(known.meta["tokens"]).batches_per_epoch
+            if start < size or "after" not in known.meta:
+                break
+            start, first, state = start - size, first + 1, known.meta["after"]
+        for block, documents, after in self._blocks(first, state):
             encoded: list[Array] = []
-            order = self._order(self._block_size(block, documents, encoded))
+            order = self._order(self._block_size(block, documents, after, encoded))
             if start >= order.batches_per_epoch:
                 start -= order.batches_per_epoch
                 continue
@@ -117,26 +127,34 @@ class StreamTask(Task):
                 yield block, stream, windows
             start = 0
 
-    def _blocks(self) -> Iterator[tuple[int, list[str]]]:
-        """Blocks of documents without end: after the last document comes the first."""
-        numbers, data = count(), self._recipe.data
-        while True:
-            rows = self._source.splits["train"]()
-            sample = list(islice(rows, SAMPLE))
-            columns = infer_columns(sample, ("text",), data.columns)
-            read, faults = partial(self._read, columns=columns), Faults(data.skip_bad, endless=True)
-            documents = (text for ((text,),) in read_rows(chain(sample, rows), read, faults))
-            for block in chunked(documents, BLOCK):
-                yield next(numbers), block
+    def _blocks(self, first: int, state: State | None) -> Iterator[tuple[int, list[str], State]]:
+        """Blocks of documents from the first-th on, without end, and the stream's state after each.
 
-    def _block_size(self, block: int, documents: list[str], encoded: list[Array]) -> int:
+        After the last document comes the first.
+        """
+        numbers, data = count(first), self._recipe.data
+        sample = list(islice(self._source.splits["train"](), SAMPLE))
+        columns = infer_columns(sample, ("text",), data.columns)
+        read, faults = partial(self._read, columns=columns), Faults(data.skip_bad, endless=True)
+        while True:
+            rows = RowStream(self._source, "train", state)
+            documents = (text for ((text,),) in read_rows(iter(rows), read, faults))
+            for block in chunked(documents, BLOCK):
+                yield next(numbers), block, rows.state()
+            state = None
+
+    def _block_size(
+        self, block: int, documents: list[str], after: State, encoded: list[Array]
+    ) -> int:
         def measure() -> Entry:
             encoded.append(join_documents(self.tokenizer, documents))
-            return Entry({}, {"tokens": len(encoded[0])})
+            return Entry({}, {"tokens": len(encoded[0]), "after": after})
 
-        words = [self._source.fingerprint, self._recipe.data.model_dump_json()]
-        key = cache_key("block", str(block), *words, fingerprint(self.tokenizer))
-        return int(fetch(cache_folder(), key, measure).meta["tokens"])
+        return int(fetch(cache_folder(), self._block_key(block), measure).meta["tokens"])
+
+    def _block_key(self, block: int) -> str:
+        words = [self._source.fingerprint, self._recipe.data.model_dump_json(), str(BLOCK)]
+        return cache_key("block", str(block), *words, fingerprint(self.tokenizer))
 
     def _read(self, row: Row, columns: Columns) -> list[Fields]:
         return [(text_of(row, columns["text"], blank=self._recipe.data.keep_blank),)]
