@@ -7,14 +7,14 @@ Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be c
 """
 
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from synthesizer.attention.fast import gpu
 from synthesizer.attention.fast.block_softmax import soften, soften_back
 from synthesizer.attention.fast.kernel import HOME, Kernel, loaded
 from synthesizer.attention.fast.terms import Terms
@@ -44,88 +44,89 @@ class Block(NamedTuple):
         return self.heads, self.examples, slice(self.span.first, self.span.last)
 
 
-def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
-    """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
-    assert terms.values is not None
-    kernel = compiled_kernel(terms, visibility, num_queries)
-    if kernel is None:
-        terms.table, terms.weight = terms.weighted_table(), None
-    tensors, dtype = [], terms.values.dtype
-    for tensor in vars(terms).values():
-        if tensor is not None:
-            tensor = tensor.to(dtype)
-            if kernel is None or tensor.stride(-1) != 1:  # the kernel takes strided rows
-                tensor = tensor.contiguous()
-        tensors.append(tensor)
-    output: Tensor = _BlockAttention.apply(kernel, visibility, num_queries, *tensors)
-    return output.permute(1, 2, 0, 3)
+def uses_kernel(values: Tensor, num_queries: int) -> bool:
+    """Whether the compiled kernel is there and fits; one row is not worth a call."""
+    fits = values.dtype == torch.float32 and values.device.type == "cpu" and num_queries > 1
+    return fits and bool(_is_built())
 
 
-def compiled_kernel(terms: Terms, visibility: Visibility, num_queries: int) -> Kernel | None:
-    """The compiled kernel, where it was built and knows all this; one row is not worth a call."""
-    values = terms.values
+def _loaded_or_none() -> bool:
+    return loaded(os.environ.get(HOME)) is not None
+
+
+# found out while compiling, not compiled
+_is_built: Callable[[], bool] = torch.compiler.assume_constant_result(_loaded_or_none)
+
+
+def attend_in_blocks(
+    terms: Terms, visibility: Visibility, num_queries: int
+) -> tuple[Tensor, Tensor]:
+    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants besides."""
+    values, queries = terms.values, terms.queries
     assert values is not None
-    if num_queries == 1:
-        return None
-    if values.dtype != torch.float32 or values.device.type != "cpu":
-        return None
-    return loaded(os.environ.get(HOME))
+    num_heads, batch, _, width = values.shape
+    if gpu.uses_triton(terms):
+        return gpu.attend(terms, visibility, num_queries)
+    output = values.new_empty(batch, num_queries, num_heads, width)
+    by_head, nothing = output.permute(2, 0, 1, 3), values.new_empty(0, dtype=torch.float32)
+    if uses_kernel(values, num_queries):
+        compiled_kernel().attend(terms, visibility, by_head)
+        return output, nothing
+    # PyTorch's own kernel wants one width, and no example with a mask of its own
+    same_width = queries is not None and queries.shape[-1] == width
+    if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
+        _sdpa_forward(terms, visibility, by_head)
+        return output, nothing
+    workspace = Workspace(terms, visibility, num_queries)
+    by_head = values.new_empty(num_heads, batch, num_queries, width)  # whose parts are matrices
+    for block in workspace.blocks():
+        workspace.write_output(block, by_head)
+    return by_head.permute(1, 2, 0, 3), nothing
 
 
-class _BlockAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        kernel: Kernel | None,
-        visibility: Visibility,
-        num_queries: int,
-        *tensors: Tensor | None,
-    ) -> Tensor:
-        terms = Terms(*tensors)
-        ctx.save_for_backward(*tensors)
-        ctx.kernel, ctx.visibility, ctx.num_queries = kernel, visibility, num_queries
-        if kernel is not None:
-            return kernel.attend(terms, visibility, num_queries)
-        values, queries = terms.values, terms.queries
-        assert values is not None
-        # PyTorch's own kernel wants one width, and no example with a mask of its own
-        same_width = queries is not None and queries.shape[-1] == values.shape[-1]
-        if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
-            return _sdpa_forward(terms, visibility, num_queries)
-        workspace = Workspace(terms, visibility, num_queries)
-        output = torch.empty_like(values[:, :, :num_queries])
-        for block in workspace.blocks():
-            workspace.write_output(block, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        tensors = ctx.saved_tensors
-        terms = Terms(*tensors)
-        wanted = ctx.needs_input_grad[3:]
-        # the kernel adds to the table's gradient and writes all others
-        make = torch.zeros_like if ctx.kernel is None else torch.empty_like
-        grads = Terms(
-            *[
-                make(tensor) if want and tensor is not None else None
-                for tensor, want in zip(tensors, wanted, strict=True)
-            ]
-        )
-        if ctx.kernel is not None and grads.table is not None:
+def attend_back_in_blocks(
+    terms: Terms,
+    visibility: Visibility,
+    output: Tensor,
+    kept: Tensor,
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> Terms:
+    """The gradients that are wanted, given that of the output, (B, T, H, K)."""
+    assert terms.values is not None
+    num_queries, by_head = grad.shape[1], grad.permute(2, 0, 1, 3)
+    if gpu.uses_triton(terms):
+        return gpu.attend_back(terms, visibility, output, kept, grad, wanted)
+    with_kernel = uses_kernel(terms.values, num_queries)
+    # the kernel adds to the table's gradient and writes all others
+    make = torch.empty_like if with_kernel else torch.zeros_like
+    grads = Terms(
+        *[
+            make(tensor) if want and tensor is not None else None
+            for tensor, want in zip(vars(terms).values(), wanted, strict=True)
+        ]
+    )
+    if with_kernel:
+        if grads.table is not None:
             grads.table.zero_()
-        if ctx.kernel is not None:
-            ctx.kernel.attend_back(terms, ctx.visibility, grad, grads)
-            return None, None, None, *vars(grads).values()
-        workspace = Workspace(terms, ctx.visibility, ctx.num_queries)
-        grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
-        for block in workspace.blocks():
-            workspace.add_gradients(block, grad, grads)
-        return None, None, None, *vars(grads).values()
+        compiled_kernel().attend_back(terms, visibility, by_head, grads)
+        return grads
+    workspace = Workspace(terms, visibility, num_queries)
+    grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
+    for block in workspace.blocks():
+        workspace.add_gradients(block, by_head, grads)
+    return grads
 
 
-def _sdpa_forward(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
-    """softmax(queries keys^T + table + offsets) values by PyTorch's fused kernel: (H, B, T, K).
+def compiled_kernel() -> Kernel:
+    """The compiled kernel, where uses_kernel says that it is there."""
+    kernel = loaded(os.environ.get(HOME))
+    assert kernel is not None
+    return kernel
+
+
+def _sdpa_forward(terms: Terms, visibility: Visibility, output: Tensor) -> None:
+    """Write softmax(queries keys^T + table + offsets) values, (H, B, T, K), by PyTorch's kernel.
 
     The kernel takes a bias, but has no gradient for it and, given one, no causality: so it is
     called for forward alone, in blocks of rows, the hidden keys of a block cut off.
@@ -135,8 +136,7 @@ def _sdpa_forward(terms: Terms, visibility: Visibility, num_queries: int) -> Ten
     assert queries is not None
     assert keys is not None
     num_heads, batch, num_keys, _ = values.shape
-    output = torch.empty_like(values[:, :, :num_queries])
-    keys = keys.expand(-1, batch, -1, -1)
+    num_queries, keys = output.shape[2], keys.expand(-1, batch, -1, -1)
     for block, (span,) in visibility.row_blocks(num_queries, num_keys, num_queries):
         seen = slice(span.first, span.last)
         shape = (num_heads, block.stop - block.start, span.last - span.first)
@@ -155,7 +155,6 @@ def _sdpa_forward(terms: Terms, visibility: Visibility, num_queries: int) -> Ten
             attn_mask=None if bias is None else bias.expand(batch, *shape),
             scale=1.0,
         ).transpose(0, 1)
-    return output
 
 
 class Workspace:

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.blocks import block_attention, compiled_kernel
+from synthesizer.attention.fast import gpu
+from synthesizer.attention.fast.blocks import uses_kernel
+from synthesizer.attention.fast.operator import block_attention
 from synthesizer.attention.fast.table import (
     frozen_attention,
     masked_table_attention,
@@ -90,13 +92,11 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         skips = call.window is not None and num_queries > max(2 * call.window, 4 * SHORT)
         if not skips or compiling or call.source == EXPLICIT or not packs:
             return Choice("fused", "one bilinear term, whatever the positions")
-    if compiling:
-        return Choice("plain", "compiling: the paths below read what a mask holds")
     if call.source == EXPLICIT:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
         return Choice("plain", "each example has a bias of its own")
-    if call.frozen is not None and call.mask is None and call.bias is None:
+    if call.frozen is not None and call.mask is None and call.bias is None and not compiling:
         length = call.frozen.shape[-1]
         fits = num_keys <= length if call.causal else num_keys == length
         if fits and not torch.is_grad_enabled():  # what is held has no gradient
@@ -105,7 +105,9 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     if path == "auto" and (
         synthesis.depends_on_input
         if num_queries == 1
-        else num_queries <= SHORT and not has_outer(synthesis) and not _has_kernel(call)
+        else num_queries <= SHORT
+        and not has_outer(synthesis)
+        and not uses_kernel(call.values, num_queries)
     ):
         return Choice("plain", "so short that all pairs fit the cache")
     if call.source == COUNTED and not packs:
@@ -116,10 +118,6 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
     return Choice("blocks", "terms of the tokens")
-
-
-def _has_kernel(call: Call) -> bool:
-    return compiled_kernel(Terms(call.values), Visibility(), call.num_queries) is not None
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
@@ -152,9 +150,13 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         if chosen == "table":
             if mask is None:
                 return table_attention(terms, visibility, num_queries, call.dropout).flatten(-2)
-            output = _by_masked_table(terms, call, visibility)
-            if output is not None or call.dropout > 0.0:
-                return output
+            # the shared softmax asks what vanishes: not while compiling, nor of a GPU
+            if not (torch.compiler.is_compiling() or gpu.uses_triton(terms)):
+                output = _by_masked_table(terms, call, visibility)
+                if output is not None or call.dropout > 0.0:
+                    return output
+            elif call.dropout > 0.0:
+                return None
         if not synthesis.depends_on_input:  # examples read other rows of it: write it out
             terms = Terms(terms.values, table=terms.whole_table())
         return block_attention(terms, visibility, num_queries).flatten(-2)
@@ -171,7 +173,7 @@ def _by_masked_table(terms: Terms, call: Call, visibility: Visibility) -> Tensor
 
 def has_kernel(device: torch.device) -> bool:
     """Whether float32 on this device goes through the compiled kernel, where it fits."""
-    return compiled_kernel(Terms(torch.empty(0, device=device)), Visibility(), 2) is not None
+    return uses_kernel(torch.empty(0, device=device), 2)
 
 
 def attend_across(

@@ -4,6 +4,7 @@ No (B, H, T, S) is written. What a query sees is a range of keys, so causality, 
 and (real tokens moved to the front) holes are one case. Letters as in terms.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import Visibility
 
 MOST_WIDTH = 256  # of queries, values, or one side of an outer product: what a tile has room for
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -111,6 +115,46 @@ def kernels() -> ModuleType:
 def has_triton() -> bool:
     """Whether triton is installed; it is not imported to find out."""
     return find_spec("triton") is not None
+
+
+def uses_triton(terms: Terms) -> bool:
+    """Whether these terms lie on a GPU and the fused kernels are installed and take them."""
+    assert terms.values is not None
+    return terms.values.is_cuda and has_triton() and fits(_batch_first(terms))
+
+
+def attend(terms: Terms, visibility: Visibility, num_queries: int) -> tuple[Tensor, Tensor]:
+    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants besides."""
+    output, sums = forward(_batch_first(terms), _range_of(visibility), num_queries)
+    return output.transpose(1, 2), sums
+
+
+def attend_back(
+    terms: Terms,
+    visibility: Visibility,
+    output: Tensor,
+    sums: Tensor,
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> Terms:
+    """The gradients that are wanted, heads first, given that of the output (B, T, H, K)."""
+    output, grad = output.transpose(1, 2), grad.transpose(1, 2)
+    seen = _range_of(visibility)
+    found = backward(_batch_first(terms), seen, output, sums, grad, tuple(wanted))
+    return Terms(*[_turned(part) for part in found.tensors()])
+
+
+def _batch_first(terms: Terms) -> FusedTerms:
+    return FusedTerms(*[_turned(part) for part in vars(terms).values()])
+
+
+def _turned(tensor: Tensor | None) -> Tensor | None:
+    """(H, B, ...) as (B, H, ...), or back; table, weight and offsets have no batch."""
+    return tensor if tensor is None or tensor.dim() < 4 else tensor.transpose(0, 1)
+
+
+def _range_of(visibility: Visibility) -> FusedRange:
+    return FusedRange(visibility.starts, visibility.stops, visibility.table_rows)
 
 
 def fits(terms: FusedTerms) -> bool:

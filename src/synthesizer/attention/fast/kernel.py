@@ -109,16 +109,12 @@ class Kernel:
         self._workspace.restype = ctypes.c_int64
 
     def attend(
-        self, terms: Terms, visibility: Visibility, num_queries: int, ready: bool = False
-    ) -> Tensor:
-        """softmax(terms over what is seen) values, (H, B, T, K); a ready table holds weights."""
-        assert terms.values is not None
-        num_heads, batch, _, width = terms.values.shape
-        output = terms.values.new_empty(batch, num_queries, num_heads, width).permute(2, 0, 1, 3)
+        self, terms: Terms, visibility: Visibility, output: Tensor, ready: bool = False
+    ) -> None:
+        """Write softmax(terms over what is seen) values, (H, B, T, K); ready: weights, no terms."""
         call, _room = self._call(terms, visibility, output)
         call.ready = ready
         self._attend(call)
-        return output
 
     def attend_back(self, terms: Terms, visibility: Visibility, grad: Tensor, grads: Terms) -> None:
         """Write the gradients that grads has room for; those of table and offsets are added."""

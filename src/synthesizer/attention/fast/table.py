@@ -2,8 +2,9 @@
 
 One softmax serves all examples. Their values stand side by side, (H, S, B K), so that each head is
 one matrix product. Rows go in blocks: keys that causality or a window hides from a whole block are
-neither read nor multiplied. Backward finds the blocks' probabilities kept: together at most one
-(H, T, S). With a mask m of real tokens, P = softmax over all that causality allows and
+neither read nor multiplied. Backward finds the blocks' probabilities kept, together at most one
+(H, T, S), or makes them again where that is long. With a mask m of real tokens, P = softmax over
+all that causality allows and
 
     Y = (P (m V)) / (P m),
 
@@ -11,6 +12,7 @@ exact unless what an example sees of a row is a vanishing part of it: then None 
 Letters as in synthesis.py.
 """
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,9 +20,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.blocks import block_attention, compiled_kernel
+from synthesizer.attention.fast.blocks import compiled_kernel, uses_kernel
+from synthesizer.attention.fast.operator import block_attention
 from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
+
+LONG = 2048  # from here on keeping (H, T, S) probabilities costs more than making them again
 
 
 def table_attention(
@@ -34,8 +39,11 @@ def table_attention(
         return apart(torch.bmm(_drop(weights, dropout).to(values.dtype), beside(values)), values)
     if num_queries == 1 and not torch.is_grad_enabled():
         return one_row(values, probabilities(terms, visibility))
-    if compiled_kernel(terms, visibility, num_queries) is not None:
+    if uses_kernel(values, num_queries):
         return block_attention(terms, visibility, num_queries)
+    if torch.compiler.is_compiling() or values.is_cuda:  # no blocks of rows: their ends are numbers
+        weights = probabilities(terms, visibility).to(values.dtype)
+        return apart(torch.bmm(weights, beside(values)), values)
     low_rank = [None if part is None else part[:, 0] for part in (terms.queries, terms.keys)]
     output = _TableAttention.apply(visibility, beside(values), terms.weighted_table(), *low_rank)
     return apart(output, values)
@@ -74,10 +82,15 @@ def frozen_attention(
     weights = weights[:, num_keys - num_queries : num_keys, :num_keys]
     if num_queries == 1:
         return one_row(values, weights)
-    terms = Terms(values.transpose(0, 1), table=weights)
-    kernel = compiled_kernel(terms, visibility, num_queries)
-    if kernel is not None and weights.dtype == values.dtype and values.stride(-1) == 1:
-        return kernel.attend(terms, visibility, num_queries, ready=True).permute(1, 2, 0, 3)
+    if (
+        uses_kernel(values, num_queries)
+        and weights.dtype == values.dtype
+        and values.stride(-1) == 1
+    ):
+        terms = Terms(values.transpose(0, 1), table=weights)
+        output = values.new_empty(len(values), num_queries, values.shape[1], values.shape[3])
+        compiled_kernel().attend(terms, visibility, output.permute(2, 0, 1, 3), ready=True)
+        return output
     side_by_side = beside(values)
     output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])
     for rows, span in _row_blocks(num_queries, num_keys, visibility):
@@ -104,6 +117,8 @@ def one_row(values: Tensor, weights: Tensor) -> Tensor:
 
 
 class _TableAttention(torch.autograd.Function):
+    """Short tables keep their probabilities; long ones make them again, a head at a time."""
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -116,27 +131,24 @@ class _TableAttention(torch.autograd.Function):
         num_queries = table.shape[1] if table is not None else rows.shape[1]  # type: ignore[union-attr]
         output = values.new_empty(values.shape[0], num_queries, values.shape[2])
         blocks, kept = _row_blocks(num_queries, values.shape[1], visibility), []
-        for here, span in blocks:
+        ctx.keeps = num_queries < LONG
+        heads = [slice(None)] if ctx.keeps else _each(len(values))
+        for head, (here, span) in product(heads, blocks):
             keys = slice(span.first, span.last)
-            if rows is not None and columns is not None:
-                logits = torch.bmm(rows[:, here], columns[:, keys].mT)
-                logits = logits if table is None else logits.add_(table[:, here, keys])
-            else:
-                assert table is not None
-                logits = table[:, here, keys].clone(memory_format=torch.contiguous_format)
-            visibility.hide(logits, here, span, slice(None))
-            weights = torch.softmax(logits, -1, out=logits).to(values.dtype)
-            torch.bmm(weights, values[:, keys], out=output[:, here])
-            if any(ctx.needs_input_grad):
+            weights = _block_weights((table, rows, columns), visibility, head, here, span)
+            weights = weights.to(values.dtype)
+            torch.bmm(weights, values[head, keys], out=output[head, here])
+            if any(ctx.needs_input_grad) and ctx.keeps:
                 kept.append(weights)
-        ctx.save_for_backward(values, rows, columns, *kept)
+        ctx.save_for_backward(values, rows, columns, None if ctx.keeps else table, *kept)
         ctx.blocks, ctx.like = blocks, None if table is None else (table.shape, table.dtype)
+        ctx.visibility = visibility
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        values, rows, columns, *kept = ctx.saved_tensors
+        values, rows, columns, table, *kept = ctx.saved_tensors
         wants_values, *wanted = ctx.needs_input_grad[1:]
         grad_values = torch.zeros_like(values) if wants_values else None
         grad_table = grad_rows = grad_columns = None
@@ -145,21 +157,51 @@ class _TableAttention(torch.autograd.Function):
             grad_table = torch.zeros(shape, dtype=dtype, device=values.device)
         if wanted[1] or wanted[2]:
             grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
-        for (here, span), weights in zip(ctx.blocks, kept, strict=True):
+        heads = [slice(None)] if ctx.keeps else _each(len(values))
+        for index, (head, (here, span)) in enumerate(product(heads, ctx.blocks)):
             keys = slice(span.first, span.last)
+            if ctx.keeps:
+                weights = kept[index]
+            else:
+                weights = _block_weights((table, rows, columns), ctx.visibility, head, here, span)
+                weights = weights.to(values.dtype)
             if grad_values is not None:
-                grad_values[:, keys].baddbmm_(weights.mT, grad[:, here])
+                grad_values[head, keys].baddbmm_(weights.mT, grad[head, here])
             if not any(wanted):
                 continue
-            down = torch.bmm(grad[:, here], values[:, keys].mT)
+            down = torch.bmm(grad[head, here], values[head, keys].mT)
             down = torch._softmax_backward_data(down, weights, -1, weights.dtype)
             if grad_table is not None:
-                grad_table[:, here, keys] = down
+                grad_table[head, here, keys] = down
             if grad_rows is not None and grad_columns is not None:
                 down = down.to(grad_rows.dtype)
-                grad_rows[:, here] = torch.bmm(down, columns[:, keys])
-                grad_columns[:, keys] += torch.bmm(down.mT, rows[:, here])
+                grad_rows[head, here] = torch.bmm(down, columns[head, keys])
+                grad_columns[head, keys] += torch.bmm(down.mT, rows[head, here])
         return None, grad_values, grad_table, grad_rows, grad_columns
+
+
+def _block_weights(
+    logits_of: tuple[Tensor | None, Tensor | None, Tensor | None],
+    visibility: Visibility,
+    head: slice,
+    here: slice,
+    span: KeySpan,
+) -> Tensor:
+    """The probabilities of some heads and rows, (heads, rows, keys), of table + rows columns^T."""
+    table, rows, columns = logits_of
+    keys = slice(span.first, span.last)
+    if rows is not None and columns is not None:
+        logits = torch.bmm(rows[head, here], columns[head, keys].mT)
+        logits = logits if table is None else logits.add_(table[head, here, keys])
+    else:
+        assert table is not None
+        logits = table[head, here, keys].clone(memory_format=torch.contiguous_format)
+    visibility.hide(logits, here, span, slice(None))
+    return torch.softmax(logits, -1, out=logits)
+
+
+def _each(count: int) -> list[slice]:
+    return [slice(at, at + 1) for at in range(count)]
 
 
 def _row_blocks(

@@ -172,6 +172,7 @@ def _table(
     table, first = part.table, num_keys - x.shape[1]
     if table.shape[1:] != (x.shape[1], num_keys):
         learns = table.requires_grad and torch.is_grad_enabled()
+        learns = learns and not torch.compiler.is_compiling()  # which joins the two slices itself
         table = (
             _Corner.apply(table, first, num_keys) if learns else table[:, first:num_keys, :num_keys]
         )

@@ -1,0 +1,136 @@
+"""The gradient of attention in blocks, for eager calls and, as operators, for compiled ones.
+
+torch.compile and torch.export see two opaque operators, synthesizer::attend and
+synthesizer::attend_back: no graph break, any length, and no (B, H, T, S) when compiled either.
+Letters as in terms.py.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from synthesizer.attention.fast import gpu
+from synthesizer.attention.fast.blocks import (
+    attend_back_in_blocks,
+    attend_in_blocks,
+    uses_kernel,
+)
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import Visibility
+
+NUM_TERMS = len(vars(Terms()))
+RANGES = "Tensor? starts, Tensor? stops, Tensor? table_rows, bool grows, bool is_shared"
+TERMS = f"Tensor {', Tensor? '.join(vars(Terms()))}, {RANGES}"
+
+
+def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
+    """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
+    assert terms.values is not None
+    with_kernel = uses_kernel(terms.values, num_queries)
+    if not with_kernel:
+        terms.table, terms.weight = terms.weighted_table(), None
+    tensors, dtype = [], terms.values.dtype
+    for tensor in vars(terms).values():
+        if tensor is not None:
+            tensor = tensor.to(dtype)
+            if not with_kernel or tensor.stride(-1) != 1:  # the kernel takes strided rows
+                tensor = tensor.contiguous()
+        tensors.append(tensor)
+    if not torch.compiler.is_compiling():
+        output: Tensor = _BlockAttention.apply(visibility, num_queries, *tensors)
+        return output
+    ranges = (visibility.starts, visibility.stops, visibility.table_rows)
+    rule = (visibility.grows, visibility.is_shared)
+    compiled: Tensor = torch.ops.synthesizer.attend(*tensors, *ranges, *rule, num_queries)[0]
+    return compiled
+
+
+class _BlockAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        visibility: Visibility,
+        num_queries: int,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        output, kept = attend_in_blocks(Terms(*tensors), visibility, num_queries)
+        ctx.save_for_backward(*tensors, output if kept.numel() else None, kept)
+        ctx.visibility = visibility
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        *tensors, output, kept = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        grads = attend_back_in_blocks(Terms(*tensors), ctx.visibility, output, kept, grad, wanted)
+        return None, None, *vars(grads).values()
+
+
+@torch.library.custom_op(
+    "synthesizer::attend", mutates_args=(), schema=f"({TERMS}, SymInt num_queries) -> Tensor[]"
+)
+def _attend(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    output, kept = attend_in_blocks(*_unpacked(given[:-1]), given[-1])
+    return [output.contiguous(), kept]
+
+
+@_attend.register_fake
+def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    values, num_queries = given[0], given[-1]
+    num_heads, batch, _, width = values.shape
+    with_triton = gpu.uses_triton(Terms(*given[:NUM_TERMS]))
+    kept = [batch, num_heads, num_queries] if with_triton else [0]
+    output = values.new_empty(batch, num_queries, num_heads, width)
+    return [output, values.new_empty(kept, dtype=torch.float32)]
+
+
+@torch.library.custom_op(
+    "synthesizer::attend_back",
+    mutates_args=(),
+    schema=f"({TERMS}, Tensor output, Tensor kept, Tensor grad, bool[] wanted) -> Tensor[]",
+)
+def _attend_back(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    grads = attend_back_in_blocks(*_unpacked(given[:-4]), *given[-4:])
+    return [part.contiguous() for part in vars(grads).values() if part is not None]
+
+
+@_attend_back.register_fake
+def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    tensors, wanted = given[:NUM_TERMS], given[-1]
+    return [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor, want in zip(tensors, wanted, strict=True)
+        if want
+    ]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ANN401
+    *given, _ = inputs
+    ctx.rule = given[-2:]
+    ctx.save_for_backward(*given[:-2], *output)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    *given, output, kept = ctx.saved_tensors
+    wanted = [
+        want and tensor is not None
+        for want, tensor in zip(ctx.needs_input_grad[:NUM_TERMS], given[:NUM_TERMS], strict=True)
+    ]
+    found = iter(
+        torch.ops.synthesizer.attend_back(*given, *ctx.rule, output, kept, grads[0], wanted)
+    )
+    each = [next(found) if want else None for want in wanted]
+    return *each, *[None] * (len(given) - NUM_TERMS + 3)
+
+
+torch.library.register_autograd("synthesizer::attend", _differentiate, setup_context=_keep)
+
+
+def _unpacked(given: Any) -> tuple[Terms, Visibility]:  # noqa: ANN401
+    """Terms and visibility of an operator's arguments."""
+    *tensors, starts, stops, table_rows, grows, is_shared = given
+    ranges = {"stops": stops, "starts": starts, "table_rows": table_rows}
+    return Terms(*tensors), Visibility(**ranges, grows=grows, is_shared=is_shared)
