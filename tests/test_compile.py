@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from test_fast import MASKS, D, H, attention, mask_of, results
@@ -47,7 +48,7 @@ def largest_of(sizes):
             for part in found if isinstance(found, list | tuple) else [found]:
                 if isinstance(part, torch.Tensor):
                     sizes.append(part.numel())
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     return aot_autograd(fw_compiler=look)
 
@@ -94,6 +95,7 @@ def test_no_pair_of_every_example_is_in_the_graph(spec, kind):
     assert max(sizes) < math.prod((batch, H, length, length)) / 2
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
 def test_inductor_compiles_it_too():
     torch._dynamo.reset()
     layer, x = attention("random+dot", length=70, causal=True).float(), tokens(2, 70, D).float()
