@@ -1,13 +1,17 @@
 import json
 import os
+import platform
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.lock import locked
 from synthesizer.experiment.run import Run, default_path, write_atomically
-from tiny import language_model
+from tiny import environment, language_model
 
 
 def test_a_new_directory_is_claimed_and_keeps_the_resolved_recipe(tmp_path):
@@ -53,14 +57,41 @@ def test_a_write_syncs_the_file_and_its_directory(tmp_path, monkeypatch):
     assert [stat.S_ISDIR(mode) for mode in synced] == [False, True]
 
 
-def test_two_processes_cannot_train_in_one_directory(tmp_path):
-    recipe, path = language_model(tmp_path), tmp_path / "run"
+def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("synthesizer.experiment.lock.PATIENCE", 0.3)
+    recipe, path, said = language_model(tmp_path), tmp_path / "run", []
+    who = f"process {os.getpid()} on {platform.node()}"
     with (
         Run(path).held(recipe),
-        pytest.raises(UserError, match="another process is training in"),
-        Run(path).held(recipe),
+        pytest.raises(UserError, match="wait for it, stop it, or choose another") as error,
+        Run(path).held(recipe, said.append),
     ):
         pass
+    assert str(error.value).startswith(f"{who} is training in {path}; ")
+    assert said == [f"waiting for {who}, which is training in {path}"]
+
+
+def test_a_lock_is_waited_for_and_ends_with_its_process(tmp_path):
+    script = """
+import sys, time
+from pathlib import Path
+from synthesizer.experiment.lock import locked
+with locked(Path(sys.argv[1]), "training", print):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    said = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as other:
+        assert other.stdout.readline() == b"held\n"
+
+        def say(text):
+            said.append(text)
+            other.kill()
+
+        with locked(tmp_path, "training", say):
+            pass
+    assert said[0].startswith(f"waiting for process {other.pid} on ")
 
 
 def test_rewinding_forgets_later_steps_and_a_line_that_was_cut_off(tmp_path):

@@ -14,6 +14,7 @@ import errno
 import json
 import math
 import os
+import platform
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.lock import locked
 from synthesizer.experiment.manifest import MANIFEST, REMEDY, find_damage, manifest_text
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.untrusted import (
@@ -124,14 +126,16 @@ class Run:
         return any(p not in own and not p.name.startswith(".") for p in self.path.iterdir())
 
     @contextmanager
-    def held(self, recipe: Recipe) -> Iterator[None]:
+    def held(
+        self, recipe: Recipe, say: Callable[[str], None] = lambda text: None
+    ) -> Iterator[None]:
         """Make the directory, write the recipe, and keep other processes out until the end."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
         check_links(self.path)
-        with _locked(self.path / ".lock"):
+        with locked(self.path, "training", say):
             for leftover in self.path.rglob(".*.partial"):  # of a killed process: the lock is ours
                 leftover.unlink(missing_ok=True)
             if not (self.path / "recipe.toml").exists():
@@ -210,28 +214,6 @@ def parse_result(text: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(text)
     float(result["metrics"][result["main_metric"]])
     return result
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, however it ends."""
-    try:
-        file = path.open("w")  # which is not a link: check_links
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    with file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows has none
-            pass
-        except OSError:
-            raise UserError(
-                f"another process is training in {path.parent}; "
-                "wait for it, or choose another --out"
-            ) from None
-        yield
 
 
 def default_path(recipe: Recipe) -> Path:
@@ -323,14 +305,28 @@ def _is_alive(process: int) -> bool:
 
 @cache
 def provenance() -> dict[str, Any]:
-    """Which code makes a result: the commit where it is a checkout, and the libraries' versions.
+    """Which code and machine make a result: commit of a checkout, versions, host and processor.
 
     Asked once, when the process begins its work: the checkout may change under it.
     """
     from synthesizer import __version__
 
     versions = {name: metadata.version(name) for name in LIBRARIES}
-    return {"commit": _commit(), "versions": {"synthesizer": __version__, **versions}}
+    return {
+        "commit": _commit(),
+        "versions": {"synthesizer": __version__, **versions},
+        "host": platform.node(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    """The CPU's model, as the system names it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:

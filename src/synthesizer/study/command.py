@@ -24,7 +24,18 @@ def compare(
         int | None, typer.Option(min=1, help="Random seeds per variant; by default 3.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes; by default one per core.")
+        int | None,
+        typer.Option(min=1, help="Worker processes; by default one per GPU, else one per core."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run on a Ray cluster: auto, or its head's HOST:PORT."
+        ),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="GPUs per worker: 0.5 lets two share one; 0 uses none."),
     ] = None,
     match: Annotated[
         str,
@@ -85,6 +96,8 @@ def compare(
         syntheses=tuple(synthesis or ()),
         seeds=seeds,
         jobs=jobs,
+        cluster=cluster,
+        gpus=gpus,
         match=match,
         tune=tune,
         margin=margin,

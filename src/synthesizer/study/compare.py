@@ -6,9 +6,9 @@ the initial value of a parameter is drawn from the seed and its name.
 """
 
 import math
-import os
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
+from synthesizer.study.cluster import open_cluster
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.plan import Asked, Plan, Row, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
@@ -51,8 +52,15 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with open_pool(plan.out) as pool:
+    with _open_workers(plan, say) as pool:
         return conduct(plan, pool, say, plain=plain)
+
+
+def _open_workers(plan: Plan, say: Say) -> AbstractContextManager[WorkerPool]:
+    asked = plan.asked
+    if asked.cluster is None:
+        return open_pool(plan.out, asked.gpus, say)
+    return open_cluster(plan.out, asked.cluster, asked.gpus, say)
 
 
 def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
@@ -85,7 +93,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with open_pool(plan.out) as pool:
+    with open_pool(plan.out, say=say) as pool:
         plan = fit_widths(plan, pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
@@ -146,13 +154,13 @@ def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain:
     if not left:
         plan.write()
         return
-    size = min(plan.asked.jobs or _processors(), len(left))
+    size = min(plan.asked.jobs or pool.capacity, len(left))
     pool.grow(size)
     recipe = left[0].recipe
     seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
     runs, workers = _count(len(left), "run"), _count(size, "worker")
     whole = clock(seconds * math.ceil(len(left) / size))
-    say(f"about {whole} in all ({runs} left, {workers} of one thread); runs go to {plan.out}")
+    say(f"about {whole} in all ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
     plan.write()
     steps, split = recipe.train.steps, jobs[0].split
     status = open_status(_row_status(plan, jobs, seconds), size, steps, split, plain=plain)
@@ -170,6 +178,9 @@ def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLin
     for index, event in pool.run(orders):
         if event["event"] == "tick":
             status.refresh()
+            continue
+        if event["event"] == "say" and index < 0:
+            status.say(event["text"])
             continue
         job = jobs[index]
         if event["event"] == "done":
@@ -284,7 +295,3 @@ def _count(number: int, noun: str) -> str:
 def _main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
     name = str(result["main_metric"])
     return name, float(result["metrics" if split == "test" else split][name])
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

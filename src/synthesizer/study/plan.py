@@ -37,6 +37,8 @@ class Asked:
     syntheses: tuple[str, ...] = ()
     seeds: int | None = None
     jobs: int | None = None
+    cluster: str | None = None
+    gpus: float | None = None
     match: str = "none"
     tune: int = 0
     margin: float | None = None
@@ -295,6 +297,8 @@ def _check(asked: Asked) -> None:
         raise UserError("--pretrain-set without --pretrain changes nothing; leave it out")
     if asked.match not in MATCHES:
         raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
+    if asked.gpus is not None and asked.gpus > 1 and (asked.gpus % 1 or asked.cluster is None):
+        raise UserError(f"--gpus is {asked.gpus:g}; a worker takes one GPU or a share of it")
     if asked.tune == 1:
         raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
 

@@ -6,24 +6,25 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Protocol, TextIO
+from typing import Protocol
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted, Interruption
+from synthesizer.experiment.lock import locked
 from synthesizer.experiment.run import cannot_write, remove_leftovers
 from synthesizer.study.worker import Message
 from synthesizer.untrusted import check_links
 
 TICK = 0.25  # seconds between checks of the clock
-LOCKED = 60.0  # seconds that workers of a killed study may take to leave
 SAVING = 120.0  # seconds a worker may take to save its checkpoint
-RETRIES = 1  # of an order whose worker was lost
+RETRIES = 1  # of an order whose worker was lost on this machine
+STILLBORN = 3  # workers in a row that were lost before they answered
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # without one torch need not be asked
 ORDERLY = (0, -signal.SIGKILL, -signal.SIGTERM)  # exit codes of a worker that others stopped
 
 
@@ -35,9 +36,11 @@ class Worker(Protocol):
         ...
 
     def events(self) -> Iterator[Message]:
-        """All that it sends, in order; the last is {"event": "gone", "error": ..., "lost": ...}.
+        """All that it sends, in order, from {"event": "hello"} on, once it can take orders.
 
-        Lost is a worker that was stopped from outside: its order may succeed elsewhere.
+        The last is {"event": "gone", "error": ..., "lost": ...}. Lost is a worker that was stopped
+        from outside: its order may succeed elsewhere. {"event": "unfit", "error": ...} is the last
+        of one that must not be used, nor replaced.
         """
         ...
 
@@ -53,10 +56,13 @@ class Worker(Protocol):
 class LocalWorker:
     """A worker process on this machine: orders on its stdin, events on its stdout."""
 
-    def __init__(self, log: Path, lock: int | None) -> None:
+    def __init__(
+        self, log: Path, environment: Mapping[str, str] | None = None, home: Path | None = None
+    ) -> None:
         self._log = log
-        home = str(Path(__file__).parents[2])  # the worker runs the code that started it
-        path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+        source = str(Path(__file__).parents[2])  # the worker runs the code that started it
+        given = {**os.environ, **(environment or {})}
+        path = os.pathsep.join(filter(None, [source, given.get("PYTHONPATH")]))
         # -P: a json.py in the directory where a study is started is not imported.
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -67,8 +73,8 @@ class LocalWorker:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                pass_fds=() if lock is None else (lock,),
+                env={**given, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+                cwd=home,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which closes stdin
             )
 
@@ -118,20 +124,35 @@ class LocalWorker:
 
 
 class WorkerPool:
-    """Workers that serve one study directory; `start` opens one, given its number."""
+    """Workers that serve one study directory.
 
-    def __init__(self, start: Callable[[int], Worker], interruption: Interruption) -> None:
-        self._start, self._interruption = start, interruption
-        self._workers: list[Worker] = []
+    `start` opens one, given how many there were before it and the number of its slot: those of the
+    workers there are at one time differ. `capacity` workers use what there is.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int, int], Worker],
+        interruption: Interruption,
+        *,
+        capacity: int = 1,
+        place: str = "",
+        retries: int = RETRIES,
+    ) -> None:
+        self._start, self._interruption, self._retries = start, interruption, retries
+        self.capacity, self.place = capacity, place
+        self._slots: dict[Worker, int] = {}
+        self._ready: dict[Worker, str] = {}  # workers that answered, and their hosts
         self._events: Queue[tuple[Worker, Message]] = Queue()
-        self._started = 0
+        self._started = self._stillborn = 0
 
     def grow(self, size: int) -> None:
         """Have at least so many workers."""
-        while len(self._workers) < size:
+        while len(self._slots) < size:
+            slot = next(n for n in range(size) if n not in self._slots.values())
+            worker = self._start(self._started, slot)
             self._started += 1
-            worker = self._start(self._started)
-            self._workers.append(worker)
+            self._slots[worker] = slot
             threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
 
     def ask(self, order: Message) -> Message:
@@ -148,15 +169,15 @@ class WorkerPool:
         """Have all orders done, and yield (the order's index, event) as they come.
 
         Every order begins with "start" and ends with "done" or "failed"; "retry" says that its
-        worker was lost and that it starts again; "tick" (index -1) that a moment passed.
+        worker was lost and that it starts again. Index -1: "tick", a moment passed, or "say".
         """
         waiting, retried = deque(range(len(orders))), Counter[int]()
         busy: dict[Worker, int] = {}
         while waiting or busy:
-            for worker in self._workers:
+            for worker, host in self._ready.items():
                 if waiting and worker not in busy:
                     busy[worker] = waiting.popleft()
-                    yield busy[worker], {"event": "start"}
+                    yield busy[worker], {"event": "start", "host": host}
                     worker.submit(orders[busy[worker]])
             heard = self._next_event()
             if heard is None:
@@ -164,13 +185,18 @@ class WorkerPool:
                 continue
             worker, event = heard
             index = busy.get(worker)
-            if event["event"] == "gone":
+            if event["event"] == "hello":
+                self._ready[worker], self._stillborn = event.get("host", ""), 0
+            elif event["event"] == "unfit":
+                self._dismiss(worker, event["error"])
+                yield -1, {"event": "say", "text": event["error"]}
+            elif event["event"] == "gone":
                 kind = "failed"
-                if index is not None and event["lost"] and retried[index] < RETRIES:
+                if index is not None and event["lost"] and retried[index] < self._retries:
                     retried[index] += 1
                     waiting.appendleft(index)
                     kind = "retry"
-                self._replace(worker, needed=bool(waiting))
+                self._replace(worker, event["error"], needed=bool(waiting))
                 event = {"event": kind, "error": event["error"]}
             if event["event"] in ("done", "failed", "retry"):
                 busy.pop(worker, None)
@@ -179,16 +205,28 @@ class WorkerPool:
 
     def close(self) -> None:
         """Let every worker save what it does, and wait for all of them."""
-        for worker in self._workers:
+        for worker in self._slots:
             worker.close()
-        for worker in self._workers:
+        for worker in self._slots:
             worker.wait()
 
-    def _replace(self, worker: Worker, *, needed: bool) -> None:
+    def _replace(self, worker: Worker, error: str, *, needed: bool) -> None:
+        self._stillborn += worker not in self._ready
+        if self._stillborn >= STILLBORN:
+            raise UserError(f"no worker starts: {error}")
+        self._remove(worker)
+        if needed or not self._slots:
+            self.grow(len(self._slots) + 1)
+
+    def _dismiss(self, worker: Worker, error: str) -> None:
+        self._remove(worker)
+        if not self._slots:
+            raise UserError(error)
+
+    def _remove(self, worker: Worker) -> None:
         worker.wait()
-        self._workers.remove(worker)
-        if needed or not self._workers:
-            self.grow(len(self._workers) + 1)
+        del self._slots[worker]
+        self._ready.pop(worker, None)
 
     def _listen(self, worker: Worker) -> None:
         for event in worker.events():
@@ -204,44 +242,53 @@ class WorkerPool:
 
 
 @contextmanager
-def open_pool(folder: Path) -> Iterator[WorkerPool]:
-    """A pool of processes on this machine; leaving it closes them, and no work is lost."""
-    lock = _lock(folder)
-    number = None if lock is None else lock.fileno()
-    with Interruption() as interruption:
-        pool = WorkerPool(
-            lambda count: LocalWorker(folder / f"worker{count}.log", number), interruption
-        )
+def open_pool(
+    folder: Path, gpus: float | None = None, say: Callable[[str], None] = lambda text: None
+) -> Iterator[WorkerPool]:
+    """A pool of processes on this machine; leaving it closes them, and no work is lost.
+
+    Each worker sees one GPU, where there are any; `gpus` is the share of it that a worker has.
+    """
+    found = [] if gpus == 0 else visible_gpus()
+    capacity = len(found) * max(1, int(1 / (gpus or 1))) if found else _processors()
+    place = f"on {len(found)} GPU{'s' * (len(found) > 1)}" if found else "of one thread"
+
+    def start(count: int, slot: int) -> Worker:
+        own = {"CUDA_VISIBLE_DEVICES": found[slot % len(found)]} if found else {}
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus == 0 else {}
+        return LocalWorker(folder / f"worker{count + 1}.log", own or hidden)
+
+    with held(folder, say), Interruption() as interruption:
+        pool = WorkerPool(start, interruption, capacity=capacity, place=place)
         try:
             yield pool
         finally:
             pool.close()
-            if lock is not None:
-                lock.close()
 
 
-def _lock(folder: Path) -> TextIO | None:
-    """Keep other studies out; the workers hold the lock too, so it lasts as long as any of them."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
-        return None
+@contextmanager
+def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Make a study's directory, and keep other studies out of it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_links(folder)
-        file = (folder / ".lock").open("w")
     except OSError as error:
         raise cannot_write(folder, error) from None
-    deadline = time.monotonic() + LOCKED
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_leftovers(folder)
-            return file
-        except OSError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise UserError(
-                    f"another comparison is running in {folder}; wait for it, or choose --out"
-                ) from None
-            time.sleep(TICK)
+    check_links(folder)
+    with locked(folder, "running a comparison", say):
+        remove_leftovers(folder)
+        yield
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name here: the GPUs that torch finds, one after the other."""
+    if not any(Path(device).exists() for device in GPU_DRIVERS):
+        return []
+    script = "import torch; print(torch.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    count = int(done.stdout) if done.returncode == 0 else 0
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return (named or [str(number) for number in range(count)])[:count]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,8 @@
 """A worker process of a study: it imports torch once, has one thread, and takes orders on stdin.
 
     pool -> worker    {"do": "size" | "prepare" | "train", ...}      one JSON line each
-    worker -> pool    {"event": "show" | "measure" | "say", ...}     while it trains
+    worker -> pool    {"event": "hello"}                             it listens
+                      {"event": "show" | "measure" | "say", ...}     while it trains
                       {"event": "done", ...}                         the answer to an order
                       {"event": "failed", "error": ...}              the user's mistake
 A worker whose stdin ends saves a checkpoint and exits: none outlives the study it serves. Any other
@@ -51,6 +52,7 @@ def serve() -> None:
     """A worker's whole life: answer orders until stdin ends."""
     events = Events(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an event
+    events.send("hello")
     orders: Queue[Message | None] = Queue()
     busy = threading.Event()
     threading.Thread(target=_take_orders, args=(orders, busy), daemon=True).start()

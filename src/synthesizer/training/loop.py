@@ -67,7 +67,7 @@ def fit(
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
-    with run.held(recipe) if main else nullcontext(), Interruption() as interruption:
+    with run.held(recipe, progress.say) if main else nullcontext(), Interruption() as interruption:
         with accelerator.main_process_first():
             prepare_kernel()
             task = build_task(recipe)

@@ -1,0 +1,271 @@
+"""Workers on a Ray cluster: one actor for each, as a roof over the worker process (no torch).
+
+Ray places the actors, says when one is lost and passes messages; plan, runs and table are ours, and
+run directories on a disk that all nodes share are the results. Nothing is taken from the driver's
+memory, so a killed driver's study goes on by the same command.
+"""
+
+import logging
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.interruption import Interruption
+from synthesizer.experiment.run import provenance
+from synthesizer.study.pool import SAVING, LocalWorker, Worker, WorkerPool, held
+from synthesizer.study.worker import Message
+from synthesizer.untrusted import read_regular
+
+RETRIES = 3  # of a run whose node was lost
+ANSWER = 180.0  # seconds that a node may take to start its first process
+SYNC = 5  # seconds that a network disk may take to show a new file
+PASSED_ON = ("SYNTHESIZER_DATA", "SYNTHESIZER_CACHE", "SYNTHESIZER_MAX_BYTES")
+TOKEN = ".cluster"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What a node must share with the process that conducts the study."""
+
+    home: Path  # where it was started: relative paths in recipes begin here
+    folder: Path  # the study's
+    token: str  # which stands in a file of it
+    code: tuple[str, str | None]  # version and commit
+    environment: dict[str, str]
+
+    def misfit(self) -> str | None:
+        """Why this process, on a node, cannot serve the study."""
+        for folder in (self.home, self.folder):
+            if not folder.is_dir():
+                return f"cannot see {folder}; start compare in, and give --out, a shared directory"
+        for _ in range(SYNC):
+            with suppress(OSError, ValueError):
+                if read_regular(self.folder / TOKEN) == self.token:
+                    break
+            time.sleep(1)
+        else:
+            return f"has another {self.folder}; give --out a directory on a disk that nodes share"
+        if (code := own_code()) != self.code:
+            told, wanted = (f"synthesizer {v}, commit {c}" for v, c in (code, self.code))
+            return f"has {told}, and the driver {wanted}; install the same on both"
+        return None
+
+
+class Roof:
+    """The actor: a worker process on a node, whose messages it passes on."""
+
+    def __init__(self, driver: Driver, log: Path) -> None:
+        self._driver, self._log = driver, log
+
+    def hello(self) -> Message:
+        """Start the worker, if the node is fit for the study."""
+        error = self._driver.misfit()
+        if error is None:
+            self._worker = LocalWorker(self._log, self._driver.environment, self._driver.home)
+        return {"host": host_name(), "error": error}
+
+    def submit(self, order: Message) -> None:
+        self._worker.submit(order)
+
+    def events(self) -> Iterator[Message]:
+        yield from self._worker.events()
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def wait(self) -> None:
+        self._worker.wait()
+
+
+class RayWorker:
+    """A worker process on a node of a cluster, as soon as there is room for it."""
+
+    def __init__(self, driver: Driver, log: Path, gpus: float) -> None:
+        self._ray = import_ray()
+        # Four threads: while one streams events, others take orders, close and wait.
+        roof = self._ray.remote(num_cpus=1, num_gpus=gpus, max_concurrency=4)(Roof)
+        self._actor = roof.remote(driver, log)
+        self._host = ""  # once it answered
+        self._is_lost = self._is_over = False
+
+    def submit(self, order: Message) -> None:
+        self._actor.submit.remote(order)
+
+    def events(self) -> Iterator[Message]:
+        errors = self._ray.exceptions
+        try:
+            hello = self._ray.get(self._actor.hello.remote())
+            if hello["error"]:
+                yield {"event": "unfit", "error": f"{hello['host']} {hello['error']}"}
+                return
+            self._host = hello["host"]
+            stream = self._actor.events.options(num_returns="streaming").remote()
+            for event in map(self._ray.get, stream):
+                yield event | self._named(event)
+        except Exception as error:
+            self._is_lost = True
+            if self._is_over:  # what waits while Ray shuts down raises any kind of error
+                return
+            if not isinstance(error, errors.RayError):
+                raise
+            own = isinstance(error, errors.RayTaskError)  # an error of our own code there
+            cause = str(error).strip().split("\n")[-1] if own else type(error).__name__
+            name = self._host or "a node that had not answered"
+            yield {"event": "gone", "error": f"{name} was lost ({cause})", "lost": not own}
+
+    def close(self) -> None:
+        if self._host:
+            self._actor.close.remote()
+
+    def wait(self) -> None:
+        try:
+            if self._host and not self._is_lost:
+                with suppress(self._ray.exceptions.RayError, TimeoutError):
+                    self._ray.get(self._actor.wait.remote(), timeout=SAVING + 10)
+        finally:
+            self._is_over = True
+            self._ray.kill(self._actor)
+
+    def _named(self, event: Message) -> Message:
+        """What the node's name adds to an event."""
+        if event["event"] == "hello":
+            return {"host": self._host}
+        return {"error": f"{event['error']} on {self._host}"} if event["event"] == "gone" else {}
+
+
+@contextmanager
+def open_cluster(
+    folder: Path, address: str, gpus: float | None, say: Callable[[str], None]
+) -> Iterator[WorkerPool]:
+    """A pool of workers on a Ray cluster, each with a processor and, where there are any, GPUs."""
+    ray = import_ray()
+    with held(folder, say), _connected(address), _shown(folder) as token:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        most = max((node["Resources"].get("GPU", 0) for node in nodes), default=0)
+        share = min(1, most) if gpus is None else gpus
+        rooms = {node["NodeID"]: _room(node["Resources"], share) for node in nodes}
+        used = [node for node, room in rooms.items() if room]
+        if not used:
+            raise UserError(
+                f"no node of the Ray cluster has a free processor and {share:g} GPUs for a worker; "
+                "add nodes, or lower --gpus"
+            )
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        hidden = {} if share else {"CUDA_VISIBLE_DEVICES": ""}
+        driver = Driver(Path.cwd(), folder.absolute(), token, own_code(), passed | hidden)
+        _check_nodes(driver, used)
+        where = f"{len(used)} Ray node{'s' * (len(used) > 1)}"
+        each = f"with {share:g} GPUs each" if share else "of one thread"
+
+        def start(count: int, slot: int) -> Worker:
+            return RayWorker(driver, driver.folder / f"worker{count + 1}.log", share)
+
+        with Interruption() as interruption:  # after Ray, which listens to signals too
+            pool = WorkerPool(
+                start,
+                interruption,
+                capacity=sum(rooms.values()),
+                place=f"{each} on {where}",
+                retries=RETRIES,
+            )
+            try:
+                yield pool
+            finally:
+                pool.close()
+
+
+def import_ray() -> Any:  # noqa: ANN401  a module without types
+    """Ray, which only this needs."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "--cluster needs ray, which is not installed; "
+            "run pip install 'synthesizer-attention[cluster]'"
+        ) from None
+    return ray
+
+
+def own_code() -> tuple[str, str | None]:
+    """Version and commit of the code that runs here."""
+    known = provenance()
+    return known["versions"]["synthesizer"], known["commit"]
+
+
+def host_name() -> str:
+    """A node's name: several nodes may share a host."""
+    return f"{platform.node()} (Ray node {import_ray().get_runtime_context().get_node_id()[:8]})"
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    ray = import_ray()
+    if "://" in address:
+        raise UserError(
+            f"--cluster is {address}; start compare on a machine of the cluster and give "
+            "auto, or the head's HOST:PORT"
+        )
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        cause = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"no Ray cluster answers at {address} ({cause}); start one with ray start --head"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _shown(folder: Path) -> Iterator[str]:
+    """A secret in a file of a folder: who can tell it sees the same folder."""
+    token, path = secrets.token_hex(8), folder / TOKEN
+    path.unlink(missing_ok=True)
+    path.write_text(token, encoding="utf-8")
+    try:
+        yield token
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _room(resources: dict[str, float], gpus: float) -> int:
+    """Workers that a node has room for: a processor each, and a share of one GPU or whole GPUs."""
+    processors, found = int(resources.get("CPU", 0)), resources.get("GPU", 0)
+    if not gpus:
+        return processors
+    return min(processors, int(found) * int(1 / gpus) if gpus < 1 else int(found / gpus))
+
+
+def _check_nodes(driver: Driver, nodes: list[str]) -> None:
+    """Refuse to start where a node cannot serve the study."""
+    ray = import_ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0)(_look)
+    asked = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            driver
+        )
+        for node in nodes
+    ]
+    for node, answer in zip(nodes, asked, strict=True):
+        try:
+            name, error = ray.get(answer, timeout=ANSWER)
+        except (ray.exceptions.RayError, TimeoutError) as failure:
+            cause = str(failure).strip().split("\n")[-1] or type(failure).__name__
+            name, error = f"Ray node {node[:8]}", f"cannot run a worker ({cause})"
+        if error:
+            raise UserError(f"{name} {error}")
+
+
+def _look(driver: Driver) -> tuple[str, str | None]:
+    return host_name(), driver.misfit()
