@@ -212,6 +212,8 @@ def _connected(address: str) -> Iterator[None]:
             f"--cluster is {address}; start compare on a machine of the cluster and give "
             "auto, or the head's HOST:PORT"
         )
+    # Whatever log_to_driver says, Ray prints the log of a lost node into the table.
+    ray._private.worker.print_to_stdstream = lambda *told, **how: None
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
