@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from synthesizer.study.worker import Message
 from synthesizer.untrusted import read_regular
 
 RETRIES = 3  # of a run whose node was lost
+CONNECT = 10.0  # seconds
 ANSWER = 180.0  # seconds that a node may take to start its first process
 SYNC = 5  # seconds that a network disk may take to show a new file
 PASSED_ON = ("SYNTHESIZER_DATA", "SYNTHESIZER_CACHE", "SYNTHESIZER_MAX_BYTES")
@@ -160,7 +162,7 @@ def open_cluster(
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         hidden = {} if share else {"CUDA_VISIBLE_DEVICES": ""}
         driver = Driver(Path.cwd(), folder.absolute(), token, own_code(), passed | hidden)
-        _check_nodes(driver, used)
+        used = _fit_nodes(driver, used, say)
         where = f"{len(used)} Ray node{'s' * (len(used) > 1)}"
         each = f"with {share:g} GPUs each" if share else "of one thread"
 
@@ -171,7 +173,7 @@ def open_cluster(
             pool = WorkerPool(
                 start,
                 interruption,
-                capacity=sum(rooms.values()),
+                capacity=sum(rooms[node] for node in used),
                 place=f"{each} on {where}",
                 retries=RETRIES,
             )
@@ -207,19 +209,17 @@ def host_name() -> str:
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     ray = import_ray()
-    if "://" in address:
-        raise UserError(
-            f"--cluster is {address}; start compare on a machine of the cluster and give "
-            "auto, or the head's HOST:PORT"
-        )
     # Whatever log_to_driver says, Ray prints the log of a lost node into the table.
     ray._private.worker.print_to_stdstream = lambda *told, **how: None
     try:
+        if address != "auto":  # Ray itself waits for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        cause = str(error).strip().split("\n")[0]
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"no Ray cluster answers at {address} ({cause}); start one with ray start --head"
+            f"no Ray cluster answers at {address} ({str(error).strip().splitlines()[0]}); give "
+            "auto or the head's HOST:PORT, on a machine where ray start was run"
         ) from None
     try:
         yield
@@ -247,26 +247,31 @@ def _room(resources: dict[str, float], gpus: float) -> int:
     return min(processors, int(found) * int(1 / gpus) if gpus < 1 else int(found / gpus))
 
 
-def _check_nodes(driver: Driver, nodes: list[str]) -> None:
-    """Refuse to start where a node cannot serve the study."""
+def _fit_nodes(driver: Driver, nodes: list[str], say: Callable[[str], None]) -> list[str]:
+    """The nodes that answer; refuse to start where one of them cannot serve the study."""
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     look = ray.remote(num_cpus=0)(_look)
-    asked = [
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            driver
-        )
-        for node in nodes
-    ]
-    for node, answer in zip(nodes, asked, strict=True):
+    asked = {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked[node] = look.options(scheduling_strategy=there).remote(driver)
+    fit = []
+    for node, answer in asked.items():
         try:
             name, error = ray.get(answer, timeout=ANSWER)
-        except (ray.exceptions.RayError, TimeoutError) as failure:
-            cause = str(failure).strip().split("\n")[-1] or type(failure).__name__
-            name, error = f"Ray node {node[:8]}", f"cannot run a worker ({cause})"
+        except ray.exceptions.RayTaskError as failure:  # it cannot import this file, or reads other
+            name, error = f"Ray node {node[:8]}", f"fails: {str(failure).strip().splitlines()[-1]}"
+        except (ray.exceptions.RayError, TimeoutError) as failure:  # it was lost, as any may be
+            say(f"Ray node {node[:8]} does not answer ({type(failure).__name__}) and is left out")
+            continue
         if error:
             raise UserError(f"{name} {error}")
+        fit.append(node)
+    if not fit:
+        raise UserError("no node of the Ray cluster answers; look at ray status")
+    return fit
 
 
 def _look(driver: Driver) -> tuple[str, str | None]:

@@ -101,7 +101,8 @@ class StatusLines:
         self.metric = event.get("metric", self.metric)
         if kind == "start":
             status.running[name] = RunStatus(name, time.monotonic())
-            self._progress(row, f"{name}: training")
+            place = f" on {event['host']}" if event.get("host") else ""
+            self._progress(row, f"{name}: training{place}")
         elif kind == "show":
             run = status.running[name]
             for key in ("step", "steps", "loss", "rate", "left"):
