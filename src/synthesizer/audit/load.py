@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
@@ -17,11 +18,12 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(where, **options)
         named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
         chosen = AutoModel if metric == "spearman" else named
-        model = chosen.from_pretrained(where, attn_implementation="eager", **options)
+        model = chosen.from_pretrained(
+            where, attn_implementation="eager", dtype=torch.float32, **options
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise _unreadable(name, error) from None
     require_interface(model)
-    model.float()
     return model.eval()
 
 
