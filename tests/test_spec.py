@@ -54,7 +54,7 @@ def test_per_layer_specs_name_every_layer():
         (
             "dence",
             "unknown synthesis 'dence'; did you mean 'dense'? choose from dot, random, "
-            "fixed_random, factorized_random, dense, factorized_dense, none, "
+            "fixed_random, factorized_random, dense, factorized_dense, relative, none, "
             "lightconv, dynamicconv, linformer",
         ),
         ("random+dence", "unknown synthesis 'dence' in 'random+dence'; did you mean 'dense'?"),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from synthesizer.attention.synthesis import (
     Random,
     Size,
     build_synthesis,
+    spec_of,
 )
 from synthesizer.errors import UserError
 from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
@@ -36,6 +38,13 @@ def naive_logit(synthesis, x, b, h, i, j):
         return synthesis.table[h, i, j]
     if name == "FactorizedRandom":
         return sum(synthesis.rows[h, i, r] * synthesis.columns[h, j, r] for r in range(synthesis.k))
+    if name == "Relative":
+        return synthesis.first[h, 0] if j == 0 else synthesis.offsets[h, j - i + N - 1]
+    if name == "Grouped":
+        for group, count in zip(synthesis.groups, synthesis.heads, strict=True):
+            if h < count:
+                return naive_logit(group, x, b, h, i, j)
+            h -= count
     if name == "Mixture":
         exponents = [synthesis.mix[h, m].exp() for m in range(len(synthesis.parts))]
         return sum(
@@ -150,6 +159,7 @@ PARAMETER_NAMES = {
         "wb": (H, K, 3),
         "bb": (H, 3),
     },
+    "relative": {"offsets": (H, 2 * N - 1), "first": (H, 1)},
 }
 
 
@@ -174,6 +184,8 @@ TABLE_1 = {  # the paper's Table 1, biases aside, summed over heads
     "dense": D**2 + D * N,
     "factorized_dense": D**2 + D * (3 + 3),
     "factorized_dense:a=2:b=4": D**2 + D * (2 + 4),
+    "relative": 2 * H * N,
+    "random@2|dot@1": 2 * N**2 + 2 * D * K,
     "random+dot": H * N**2 + 2 * D**2 + H * 2,
     "random+dense": H * N**2 + D**2 + D * N + H * 2,
 }
@@ -338,3 +350,66 @@ def test_classes_are_what_their_names_say():
     assert isinstance(build_synthesis("R+V", SIZE), Mixture)
     assert isinstance(build_synthesis("R", SIZE), Random)
     assert isinstance(build_synthesis("Fix", SIZE), FixedRandom)
+
+
+def test_relative_is_its_equation():
+    synthesis, x = redrawn(build_synthesis("relative", SIZE)), tokens(B, N, D)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [2, 0, 1, 6, 5, 3, 4]])[:B]
+    logits = synthesis(x, None, positions, positions)
+    for b in range(len(positions)):
+        for h in range(H):
+            for i in range(N):
+                for j in range(N):
+                    apart = int(positions[b, j] - positions[b, i])
+                    expected = synthesis.offsets[h, apart + N - 1]
+                    if positions[b, j] == 0:
+                        expected = synthesis.first[h, 0]
+                    assert logits[b, h, i, j] == expected
+
+
+def test_relative_gradients_are_sums_along_diagonals():
+    synthesis, x, at = redrawn(build_synthesis("relative", SIZE)), tokens(1, N, D), torch.arange(N)
+    weight = tokens(H, N, N, seed=3)
+    (synthesis(x, None, at, at)[0] * weight).sum().backward()
+    torch.testing.assert_close(synthesis.first.grad[:, 0], weight[:, :, 0].sum(1))
+    for apart in range(1 - N, N):
+        along = sum(weight[:, i, i + apart] for i in range(N) if 0 < i + apart < N)
+        expected = along if torch.is_tensor(along) else torch.zeros(H, dtype=torch.float64)
+        torch.testing.assert_close(synthesis.offsets.grad[:, apart + N - 1], expected)
+
+
+def test_a_longer_relative_table_reads_its_ends():
+    synthesis, x = redrawn(build_synthesis("relative", SIZE)), tokens(1, 20, D)
+    at = torch.arange(20)
+    before = synthesis(x, None, at, at)
+    synthesis.resize(20)
+    assert synthesis.offsets.shape == (H, 39)
+    torch.testing.assert_close(synthesis(x, None, at, at), before)
+
+
+def test_groups_of_heads_are_layers_of_their_own():
+    """Each group computes what a whole layer of its kind would in those heads."""
+    spec = "dense@1|random+dot@2"
+    grouped, x = redrawn(build_synthesis(spec, SIZE)), tokens(B, T, D)
+    logits = logits_of(grouped, x)
+    first, second = grouped.groups
+    torch.testing.assert_close(logits[:, :1], logits_of(first, x))
+    torch.testing.assert_close(logits[:, 1:], logits_of(second, x))
+    assert second.parts[1].wq.shape == (2, D, K)
+    assert grouped.keys(x).shape == (B, 2, T, K)
+    assert spec_of(grouped) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("random@2|dot@2", "is for 4 heads and the layer has 3; let the groups add up"),
+        ("random@2|dot", "'dot' in synthesis 'random@2|dot' does not say how many heads"),
+        ("random@2|none@1", "gives 'none' to some heads; it takes the place of all"),
+        ("random@2|linformer@1", "gives 'linformer' to some heads"),
+        ("dot+dot@2|dot@1", "groups of heads keep keys of different widths"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(spec, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        build_synthesis(spec, SIZE)

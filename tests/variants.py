@@ -8,8 +8,9 @@ from synthesizer.attention.synthesis import SYNTHESES, Size
 
 SIZE = Size(d_model=12, num_heads=3, max_len=7)
 MIXTURES = ["random+dot", "dense+dot", "random+dense", "factorized_random+factorized_dense+dot+dot"]
+GROUPS = ["random@2|dot@1", "dense@1|relative@1|random+dot@1", "random@1|relative@2"]  # of 3 heads
 EVERY = [*SYNTHESES, *MIXTURES, "factorized_random:k=3", "factorized_dense:a=2:b=4"]
-TABLES = ["random", "fixed_random", "factorized_random", "random+fixed_random"]
+TABLES = ["random", "fixed_random", "factorized_random", "relative", "random+fixed_random"]
 
 every_synthesis = pytest.mark.parametrize("spec", EVERY)
 

@@ -4,6 +4,7 @@
     factorized_random:k=16           with its own options
     dynamicconv:kernel=7             a baseline: another token mixer in the place of attention
     random+dot                       a mixture, weighted by learned alphas
+    random@8|dot@4                   groups of heads in one layer, first heads first
     random*3,dot*3                   per layer, first layer first
     R+V, FR, D+V                     the paper's short names
 
@@ -132,6 +133,14 @@ _VARIANTS = {
             depends_on_pairs=False,
         ),
         Variant(
+            "relative",
+            "",
+            "B[i,j] = r[j - i], and one logit for the first token: a sink.",
+            "2 H N",
+            depends_on_input=False,
+            depends_on_pairs=False,
+        ),
+        Variant(
             NONE,
             "",
             "No self-attention sublayer: the control that shows whether a task needs one.",
@@ -218,7 +227,7 @@ def defining_module(cls: type) -> str:
 
 def unregistered(specs: Iterable[str]) -> list[str]:
     """The names in some specs that nothing has registered yet."""
-    names = re.findall(r"(?:^|[+,])\s*([^+,:*\s]+)", ",".join(specs))
+    names = re.findall(r"(?:^|[+,|])\s*([^+,:*@|\s]+)", ",".join(specs))
     return [name for name in names if name not in _VARIANTS and name not in ALIASES]
 
 
@@ -247,7 +256,16 @@ def _run_file(path: Path) -> None:
 
 
 def parse_spec(spec: str) -> tuple[Term, ...]:
-    """Split one layer's spec into its terms, aliases resolved."""
+    """Split one layer's spec into its terms, those of all its groups of heads; no aliases left."""
+    groups = split_groups(spec)
+    if groups:
+        terms = tuple(term for group, _ in groups for term in parse_spec(group))
+        if alone := [term.name for term in terms if not has_logits(term.name)]:
+            raise UserError(
+                f"synthesis {spec!r} gives {alone[0]!r} to some heads; it takes the place of all "
+                "attention in a layer: write it alone, or per layer with commas"
+            )
+        return terms
     terms = tuple(_parse_term(text, spec) for text in spec.split("+"))
     if len(terms) > 1 and any(term.name == NONE for term in terms):
         raise UserError(
@@ -260,6 +278,22 @@ def parse_spec(spec: str) -> tuple[Term, ...]:
                 "to add; write it alone, or per layer with commas"
             )
     return terms
+
+
+def split_groups(spec: str) -> list[tuple[str, int]]:
+    """Split 'random@8|dot@4' into [('random', 8), ('dot', 4)]; [] where all heads are alike."""
+    if "|" not in spec and "@" not in spec:
+        return []
+    groups = []
+    for text in spec.split("|"):
+        body, _, count = text.strip().rpartition("@")
+        if not (body and count.isdecimal() and int(count) > 0):
+            raise UserError(
+                f"{text.strip()!r} in synthesis {spec!r} does not say how many heads it is for; "
+                "write it as in random@8|dot@4"
+            )
+        groups.append((body, int(count)))
+    return groups
 
 
 def normalize_spec(spec: str) -> str:
@@ -277,8 +311,17 @@ def split_layers(spec: str) -> list[tuple[str, str]]:
                 f"{text.strip()!r} in synthesis {spec!r} repeats a layer {count!r} times; "
                 "write a whole number, as in random*3,dot*3"
             )
-        split.append(("+".join(str(term) for term in parse_spec(body)), star + count))
+        terms = parse_spec(body)
+        if groups := split_groups(body):
+            each = [f"{_written(parse_spec(group))}@{heads}" for group, heads in groups]
+            split.append(("|".join(each), star + count))
+        else:
+            split.append((_written(terms), star + count))
     return split
+
+
+def _written(terms: Iterable[Term]) -> str:
+    return "+".join(str(term) for term in terms)
 
 
 def expand_layers(spec: str, num_layers: int) -> list[str]:

@@ -4,7 +4,38 @@ Letters: B batch, H heads, T queries, S keys, N longest distance + 1.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from synthesizer.attention.base import Size, Synthesis
+from synthesizer.attention.reading import empty
+
+
+class Relative(Synthesis):
+    """B[i,j] = r[j - i], and one logit for the first token: a sink."""
+
+    tables = ("offsets", "first")
+    depends_on_input = False
+
+    def __init__(self, size: Size, *, std: float = 0.02) -> None:
+        super().__init__()
+        self.std = std
+        self.offsets = empty(size.num_heads, 2 * size.max_len - 1)  # (H, 2N - 1), j - i = 1 - N ...
+        self.first = empty(size.num_heads, 1)  # (H, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start near zero, as Random does."""
+        nn.init.normal_(self.offsets, std=self.std)
+        nn.init.normal_(self.first, std=self.std)
+
+    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance = key_positions[..., None, :] - positions[..., :, None]
+        return relative_logits(self.offsets, self.first, distance, key_positions == 0, None)
+
+    def resize(self, max_len: int) -> None:
+        """Farther distances begin where the farthest known one is, which they read until now."""
+        more = max_len - 1 - self.offsets.shape[1] // 2
+        self.offsets = nn.Parameter(stretched(self.offsets.detach(), more))
 
 
 def relative_logits(
@@ -26,3 +57,11 @@ def relative_logits(
             at = where[..., None, None, :] if where.dim() == 2 else where
             logits = torch.where(at, sinks[:, column, None, None], logits)
     return logits
+
+
+def stretched(offsets: Tensor, more: int) -> Tensor:
+    """Distances up to `more` farther on both sides, which read the ends; or fewer of them."""
+    if more <= 0:
+        return offsets[:, -more : offsets.shape[1] + more].contiguous()
+    left, right = offsets[:, :1].expand(-1, more), offsets[:, -1:].expand(-1, more)
+    return torch.cat([left, offsets, right], 1)

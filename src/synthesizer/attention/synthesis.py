@@ -17,12 +17,15 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from synthesizer.attention.base import Size as Size
+from synthesizer.attention.base import Synthesis as Synthesis
+from synthesizer.attention.groups import Grouped
 from synthesizer.attention.reading import (
     draw_weight,
     empty,
@@ -33,6 +36,7 @@ from synthesizer.attention.reading import (
     project_heads,
     read_at,
 )
+from synthesizer.attention.relative import Relative
 from synthesizer.attention.resize import resized
 from synthesizer.attention.rotary import Rotary
 from synthesizer.errors import UserError
@@ -45,67 +49,9 @@ from synthesizer.spec import (
     read_options,
     register_variant,
     require_positive,
+    split_groups,
     term_of,
 )
-
-
-@dataclass(frozen=True)
-class Size:
-    """The numbers every synthesizing function is built from."""
-
-    d_model: int
-    num_heads: int
-    max_len: int
-
-    def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.d_model < 1 or self.d_model % self.num_heads:
-            raise UserError(
-                f"d_model={self.d_model} does not divide into num_heads={self.num_heads}; "
-                "choose a d_model that is a multiple of num_heads"
-            )
-        if self.max_len < 1:
-            raise UserError(f"max_len={self.max_len}; it must be at least 1")
-
-    @property
-    def d_head(self) -> int:
-        """K, the width of one head."""
-        return self.d_model // self.num_heads
-
-
-class Synthesis(nn.Module):
-    """Makes attention logits and nothing else; the base class of every synthesizing function.
-
-    A subclass says what each of its own parameters is. One that it does not name is refused, so
-    that none is trained with another's settings:
-
-        tables   learned per position or head, not per feature: step size train.table_rate times
-                 the learning rate, no weight decay
-        weights  trained as the weight of a linear layer
-        biases   trained as the bias of a linear layer: no weight decay
-    """
-
-    tables: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[str, ...]] = ()
-    biases: ClassVar[tuple[str, ...]] = ()
-    depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
-    depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
-    d_keys: int = 0  # the width of what keys(x) returns
-
-    def keys(self, x: Tensor) -> Tensor | None:
-        """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
-        return None
-
-    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
-        return keys
-
-    def reset_parameters(self) -> None:
-        """Initialize every parameter and buffer of this module's own."""
-        raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
-
-    def resize(self, max_len: int) -> None:
-        """Grow or crop to another max_len."""
-        raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")
 
 
 class DotProduct(Synthesis):
@@ -296,6 +242,7 @@ SYNTHESES: dict[str, type[Synthesis]] = {
     "factorized_random": FactorizedRandom,
     "dense": Dense,
     "factorized_dense": FactorizedDense,
+    "relative": Relative,
 }
 
 
@@ -379,8 +326,18 @@ def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> C
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
-    """Turn 'dense', 'factorized_random:k=16' or 'dense+dot' into a module that makes logits."""
+    """Turn 'dense', 'factorized_random:k=16', 'dense+dot' or 'random@2|dot@1' into a module."""
     terms = parse_spec(spec)
+    if groups := split_groups(spec):
+        heads = [count for _, count in groups]
+        if sum(heads) != size.num_heads:
+            raise UserError(
+                f"synthesis {spec!r} is for {sum(heads)} heads and the layer has {size.num_heads}; "
+                "let the groups add up"
+            )
+        sizes = [replace(size, num_heads=count, head_width=size.d_head) for count in heads]
+        built = [build_synthesis(g, own) for (g, _), own in zip(groups, sizes, strict=True)]
+        return built[0] if len(built) == 1 else Grouped(built, heads)
     if terms[0].name == NONE:
         raise UserError(
             "synthesis 'none' makes no logits; it leaves the attention sublayer out of a model"
@@ -393,6 +350,9 @@ def spec_of(synthesis: Synthesis) -> str:
     """Write the spec that builds this module, with the options that differ from their defaults."""
     if isinstance(synthesis, Mixture):
         return "+".join(spec_of(part) for part in synthesis.parts)
+    if isinstance(synthesis, Grouped):
+        parts = zip(synthesis.groups, synthesis.heads, strict=True)
+        return "|".join(f"{spec_of(group)}@{count}" for group, count in parts)
     name = next(name for name, cls in SYNTHESES.items() if type(synthesis) is cls)
     return str(term_of(name, synthesis))
 

@@ -16,7 +16,8 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
     where, options = _where(name)
     try:
         config = AutoConfig.from_pretrained(where, **options)
-        named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
+        unnamed = "AutoModelForCausalLM" if options else "AutoModel"  # .gguf names no class
+        named = getattr(transformers, (config.architectures or [unnamed])[0], AutoModel)
         chosen = AutoModel if metric == "spearman" else named
         model = chosen.from_pretrained(
             where, attn_implementation="eager", dtype=torch.float32, **options

@@ -38,6 +38,7 @@ VARIANTS = (
     "factorized_random",
     "dense",
     "factorized_dense",
+    "relative",
     "random+dense",
     "random+dot",
     "dense+dot",

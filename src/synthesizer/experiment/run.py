@@ -225,7 +225,7 @@ def default_path(recipe: Recipe) -> Path:
 def spec_folder(recipe: Recipe) -> str:
     """What the runs of a recipe's synthesis are filed under."""
     specs = [spec for spec in (recipe.synthesis, recipe.decoder_synthesis) if spec]
-    return check_folder_name("--".join(specs).replace(":", "_"), "the synthesis")
+    return check_folder_name("--".join(specs).replace(":", "_").replace("|", "~"), "the synthesis")
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from synthesizer.attention.masks import too_long
-from synthesizer.attention.relative import relative_logits
+from synthesizer.attention.relative import relative_logits, stretched
 
 RELATIVE, ABSOLUTE = "relative", "random"
 KINDS = (RELATIVE, ABSOLUTE)
@@ -99,8 +99,7 @@ class HeadTables(nn.Module):
         near = (self.offsets - top).exp().to(values.dtype)  # (R, 2N - 1)
         sinks = (self.sinks - top).exp().to(values.dtype)  # (R, 2)
         reach = self.max_len - 1
-        ends = (max(0, size - 1 - reach),) * 2  # farther distances read the ends
-        near = nn.functional.pad(near[:, None], ends, mode="replicate")[:, 0]
+        near = stretched(near, max(0, size - 1 - reach))
         middle = near.shape[1] // 2
         near = near[:, middle - size + 1 : middle + size]
         matrix = near.unfold(1, size, 1).flip(1)  # (R, T, S): row i begins at distance -i

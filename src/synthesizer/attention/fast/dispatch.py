@@ -6,11 +6,12 @@ plain path is exact. Letters as in terms.py.
     frozen   a table whose softmax was taken beforehand
     table    the logits do not depend on the input: one softmax for all examples
     fused    a bilinear term alone: PyTorch's fused kernel
+    groups   heads of different kinds, each group by its own path
     blocks   any other sum of terms, block by block, made again for backward
     plain    layer.py itself
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from synthesizer.attention.fast.table import (
     table_attention,
 )
 from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of
+from synthesizer.attention.groups import Grouped
 from synthesizer.attention.masks import (
     COUNTED,
     EXPLICIT,
@@ -81,6 +83,10 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     num_queries, num_keys = call.x.shape[1], call.values.shape[2]
     if path == "plain":
         return Choice("plain", "asked for")
+    if isinstance(synthesis, Grouped) and synthesis.depends_on_input:
+        each = [choose(*part, path) for part in _groups(synthesis, call)]
+        plain = next((choice for choice in each if choice.path == "plain"), None)
+        return plain or Choice("groups", ", ".join(f"heads by {choice.path}" for choice in each))
     if not is_known(synthesis):
         return Choice("plain", "not a sum of the known terms")
     if call.x.shape[0] == 0 or call.x.is_meta:
@@ -125,6 +131,11 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     chosen = choose(synthesis, call, path).path
     if chosen == "plain":
         return None
+    if chosen == "groups":
+        assert isinstance(synthesis, Grouped)
+        each = [attend(*part, path) for part in _groups(synthesis, call)]
+        found = [output for output in each if output is not None]
+        return torch.cat(found, -1) if len(found) == len(each) else None
     x, keys, values, mask = call.x, call.keys, call.values, call.mask
     num_queries, num_keys, device = x.shape[1], values.shape[2], x.device
     rule = (num_queries, num_keys, call.causal, call.window)
@@ -160,6 +171,21 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         if not synthesis.depends_on_input:  # examples read other rows of it: write it out
             terms = Terms(terms.values, table=terms.whole_table())
         return block_attention(terms, visibility, num_queries).flatten(-2)
+
+
+def _groups(synthesis: Grouped, call: Call) -> list[tuple[Synthesis, Call]]:
+    """Each group of heads, and the call of its own heads alone."""
+    parts = zip(synthesis.groups, synthesis.heads, synthesis.split_keys(call.keys), strict=True)
+    each: list[tuple[Synthesis, Call]] = []
+    first = 0
+    for group, count, keys in parts:
+        heads = slice(first, first + count)
+        bias = call.bias
+        if bias is not None and bias.shape[1] > 1:
+            bias = bias[:, heads]
+        each.append((group, replace(call, keys=keys, values=call.values[:, heads], bias=bias)))
+        first += count
+    return each
 
 
 def _by_masked_table(terms: Terms, call: Call, visibility: Visibility) -> Tensor | None:

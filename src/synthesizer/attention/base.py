@@ -1,0 +1,69 @@
+"""What every synthesizing function is built from and is: its size, and its base class."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from synthesizer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers every synthesizing function is built from."""
+
+    d_model: int
+    num_heads: int
+    max_len: int
+    head_width: int | None = None  # K where these are some of a layer's heads
+
+    def __post_init__(self) -> None:
+        whole = self.head_width is None and self.d_model % max(1, self.num_heads)
+        if self.num_heads < 1 or self.d_model < 1 or whole:
+            raise UserError(
+                f"d_model={self.d_model} does not divide into num_heads={self.num_heads}; "
+                "choose a d_model that is a multiple of num_heads"
+            )
+        if self.max_len < 1:
+            raise UserError(f"max_len={self.max_len}; it must be at least 1")
+
+    @property
+    def d_head(self) -> int:
+        """K, the width of one head."""
+        return self.head_width or self.d_model // self.num_heads
+
+
+class Synthesis(nn.Module):
+    """Makes attention logits and nothing else; the base class of every synthesizing function.
+
+    A subclass says what each of its own parameters is. One that it does not name is refused, so
+    that none is trained with another's settings:
+
+        tables   learned per position or head, not per feature: step size train.table_rate times
+                 the learning rate, no weight decay
+        weights  trained as the weight of a linear layer
+        biases   trained as the bias of a linear layer: no weight decay
+    """
+
+    tables: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
+    biases: ClassVar[tuple[str, ...]] = ()
+    depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
+    depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
+    d_keys: int = 0  # the width of what keys(x) returns
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
+        return None
+
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
+        return keys
+
+    def reset_parameters(self) -> None:
+        """Initialize every parameter and buffer of this module's own."""
+        raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len."""
+        raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")

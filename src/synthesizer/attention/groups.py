@@ -1,0 +1,65 @@
+"""Heads of different kinds in one layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from synthesizer.attention.base import Synthesis
+from synthesizer.errors import UserError
+
+
+class Grouped(Synthesis):
+    """The logits of each group of heads, made by a synthesis of its own, heads side by side."""
+
+    groups: Sequence[Synthesis]
+
+    def __init__(self, groups: Sequence[Synthesis], heads: Sequence[int]) -> None:
+        super().__init__()
+        self.groups = nn.ModuleList(groups)  # type: ignore[assignment]
+        self.heads = list(heads)
+        widths = {group.d_keys for group in groups if group.d_keys}
+        if len(widths) > 1:
+            raise UserError(
+                f"groups of heads keep keys of different widths ({', '.join(map(str, widths))}); "
+                "give every group with a dot product as many of them"
+            )
+        self.d_keys = max(widths, default=0)
+        self.depends_on_input = any(group.depends_on_input for group in groups)
+        self.depends_on_pairs = any(group.depends_on_pairs for group in groups)
+
+    def reset_parameters(self) -> None:
+        """Every group initializes its own."""
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """Of the heads that need any, (B, some of H, S, d_keys)."""
+        each = [group.keys(x) for group in self.groups if group.d_keys]
+        kept = [keys for keys in each if keys is not None]
+        return torch.cat(kept, dim=1) if kept else None
+
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        parts = zip(self.groups, self.split_keys(keys), strict=True)
+        turned = [group.turn_keys(kept, positions) for group, kept in parts if kept is not None]
+        return torch.cat(turned, dim=1)
+
+    def split_keys(self, keys: Tensor | None) -> list[Tensor | None]:
+        """The keys of each group."""
+        counts = [
+            n if group.d_keys else 0 for group, n in zip(self.groups, self.heads, strict=True)
+        ]
+        each = [None] * len(counts) if keys is None else keys.split(counts, dim=1)
+        return [
+            kept if group.d_keys else None for group, kept in zip(self.groups, each, strict=True)
+        ]
+
+    def forward(
+        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+    ) -> Tensor:
+        parts = zip(self.groups, self.split_keys(keys), strict=True)
+        each = [group(x, kept, positions, key_positions) for group, kept in parts]
+        batch = max((logits.shape[0] for logits in each), key=lambda size: size != 1)
+        return torch.cat([logits.expand(batch, -1, -1, -1) for logits in each], dim=1)
+
+    def resize(self, max_len: int) -> None:
+        for group in self.groups:
+            group.resize(max_len)
