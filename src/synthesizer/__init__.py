@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from synthesizer.attention.baselines import BASELINES
     from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer.attention.mixers import build_mixer
+    from synthesizer.attention.replace import replace_attention
     from synthesizer.attention.synthesis import (
         SYNTHESES,
         Size,
@@ -41,6 +42,7 @@ _HOME = {
     "build_synthesis": "attention.synthesis",
     "register_synthesis": "attention.synthesis",
     "import_modules": "spec",
+    "replace_attention": "attention.replace",
     "BASELINES": "attention.baselines",
     "build_mixer": "attention.mixers",
     "SynthesizerCache": "models.cache",
@@ -70,6 +72,7 @@ __all__ = [
     "build_synthesis",
     "import_modules",
     "register_synthesis",
+    "replace_attention",
 ]
 
 

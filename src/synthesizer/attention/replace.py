@@ -1,0 +1,210 @@
+"""Put synthesized attention into a model that somebody else built: replace_attention.
+
+    nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, and what holds
+    them. In a decoder layer self-attention is replaced; attention to a memory stays.
+
+A replacement keeps the call of nn.MultiheadAttention: batch_first both ways, key_padding_mask True
+where a token is NOT real, attn_mask boolean (True: may not look) or added to the logits.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synthesizer.attention.layer import masked_softmax, split_heads
+from synthesizer.attention.synthesis import (
+    DotProduct,
+    Mixture,
+    Random,
+    Size,
+    Synthesis,
+    build_synthesis,
+)
+from synthesizer.errors import UserError
+
+LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+class ReplacedAttention(nn.Module):
+    """Synthesized self-attention behind the call of nn.MultiheadAttention.
+
+    Values and output keep the biases of what was replaced, and its weights. So does a dot product,
+    whose queries' bias is a term of its own (one of keys adds the same to a whole row: nothing).
+    """
+
+    in_proj_bias = None  # asked for by an encoder layer, whose fused path would pass this by
+    in_proj_weight = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, old: nn.MultiheadAttention, spec: str, max_len: int, *, keep: bool) -> None:
+        super().__init__()
+        has_bias = old.in_proj_bias is not None
+        self.embed_dim, self.num_heads = old.embed_dim, old.num_heads
+        self.batch_first, self.dropout = old.batch_first, old.dropout
+        self.max_len = max_len
+        self.synthesis = build_synthesis(spec, Size(old.embed_dim, old.num_heads, max_len))
+        self.value = nn.Linear(old.embed_dim, old.embed_dim, bias=has_bias)
+        self.out_proj = nn.Linear(old.embed_dim, old.embed_dim, bias=old.out_proj.bias is not None)
+        self.query_bias: nn.Parameter | None = None  # (H, K)
+        weight = old.in_proj_weight
+        self.to(device=weight.device, dtype=weight.dtype)
+        if keep:
+            _start_at(self, old)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if not (_same(query, key) and _same(key, value)):
+            raise UserError(
+                "replaced attention is self-attention, and was called with different query, key "
+                "and value; leave such a layer out with layers=..."
+            )
+        single = query.dim() == 2
+        x = query[None] if single else query if self.batch_first else query.transpose(0, 1)
+        size = x.shape[1]
+        if size > self.max_len:
+            raise UserError(
+                f"a sequence of {size} tokens met attention built for max_len={self.max_len}; "
+                "give replace_attention a larger max_len"
+            )
+        at = torch.arange(size, device=x.device)
+        keys = self.synthesis.keys(x)
+        logits = self.synthesis(x, keys, at, at)  # (B or 1, H, T, T)
+        if self.query_bias is not None:
+            assert keys is not None
+            term = torch.einsum("bhsk,hk->bhs", keys, self.query_bias)
+            logits = logits + term[:, :, None] * keys.shape[-1] ** -0.5
+        visible, added = _as_visible(attn_mask, key_padding_mask, x.shape[0], single=single)
+        if added is not None:
+            logits = logits + added
+        weights = masked_softmax(logits, visible).expand(len(x), -1, -1, -1)
+        dropped = nn.functional.dropout(weights, self.dropout, self.training)
+        mixed = dropped @ split_heads(self.value(x), self.num_heads)
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        shown = None
+        if need_weights:
+            shown = weights.mean(1) if average_attn_weights else weights
+            shown = shown[0] if single else shown
+        output = output[0] if single else output if self.batch_first else output.transpose(0, 1)
+        return output, shown
+
+
+def replace_attention(
+    model: nn.Module,
+    spec: str = "random+dot",
+    *,
+    max_len: int,
+    layers: Iterable[int] | None = None,
+    fresh: bool = False,
+) -> list[str]:
+    """Replace self-attention in place; the names of what was replaced are returned.
+
+    spec    a spec with a dot product starts exactly at the old function: the dot product takes the
+            old weights, tables start at zero, and the mixture's weights are made up for
+    layers  which ones, counted from 0 in the order of the model; by default all
+    fresh   draw every parameter anew
+    """
+    found = list(_self_attentions(model))
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} holds no nn.MultiheadAttention that attends to itself; "
+            "for a Hugging Face model use synthesizer audit and convert"
+        )
+    chosen = range(len(found)) if layers is None else list(layers)
+    if bad := [place for place in chosen if not 0 <= place < len(found)]:
+        raise UserError(
+            f"layers names {bad[0]}; the model has {len(found)}: give 0 to {len(found) - 1}"
+        )
+    names = []
+    for place in chosen:
+        name, holder, attribute = found[place]
+        old = getattr(holder, attribute)
+        if old.in_proj_weight is None or old.bias_k is not None or old.add_zero_attn:
+            raise UserError(
+                f"{name} has keys of another width, bias_k or add_zero_attn, which a synthesized "
+                "attention has no place for; leave it out with layers=..."
+            )
+        setattr(holder, attribute, ReplacedAttention(old, spec, max_len, keep=not fresh))
+        names.append(name)
+    return names
+
+
+def _self_attentions(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
+    """(name, holder, attribute) of every attention but a decoder layer's to its memory."""
+    for name, holder in model.named_modules():
+        for attribute, child in holder.named_children():
+            across = isinstance(holder, nn.TransformerDecoderLayer) and attribute != "self_attn"
+            if isinstance(child, nn.MultiheadAttention) and not across:
+                yield f"{name}.{attribute}".lstrip("."), holder, attribute
+
+
+@torch.no_grad()
+def _start_at(new: ReplacedAttention, old: nn.MultiheadAttention) -> None:
+    """Give values and output, and a dot product in the spec, the weights of what is replaced."""
+    width = old.embed_dim
+    wq, wk, wv = old.in_proj_weight.split(width)
+    new.value.weight.copy_(wv)
+    new.out_proj.weight.copy_(old.out_proj.weight)
+    if old.out_proj.bias is not None:
+        new.out_proj.bias.copy_(old.out_proj.bias)
+    if old.in_proj_bias is not None:
+        new.value.bias.copy_(old.in_proj_bias[2 * width :])
+    parts: list[Synthesis] = (
+        list(new.synthesis.parts) if isinstance(new.synthesis, Mixture) else [new.synthesis]
+    )
+    dots = [part for part in parts if isinstance(part, DotProduct)]
+    if len(dots) != 1 or any(not isinstance(part, DotProduct | Random) for part in parts):
+        return
+    scale = 1.0
+    if isinstance(new.synthesis, Mixture):
+        scale = math.sqrt(len(parts))  # alphas start equal: q and k make up for one share each
+        for part in parts:
+            if isinstance(part, Random):
+                part.table.zero_()
+    heads = (new.num_heads, -1)
+    dots[0].wq.copy_(wq.unflatten(0, heads).mT * scale)
+    dots[0].wk.copy_(wk.unflatten(0, heads).mT * scale)
+    if old.in_proj_bias is not None:
+        bias = old.in_proj_bias[:width].unflatten(0, heads)
+        new.query_bias = nn.Parameter(bias.detach().clone() / scale)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether these are one tensor, or views of the same part of one."""
+    if one is other or torch.compiler.is_compiling():
+        return True
+    return one.shape == other.shape and one.data_ptr() == other.data_ptr()
+
+
+def _as_visible(
+    attn_mask: Tensor | None, padding: Tensor | None, batch: int, *, single: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Who may look, and what is added to logits, from torch's masks: True hides in both."""
+    visible: Any = None
+    added: Any = None
+    if attn_mask is not None:
+        if attn_mask.dim() == 3:  # (B H, T, S)
+            attn_mask = attn_mask.unflatten(0, (batch, -1))
+        if attn_mask.dtype == torch.bool:
+            visible = ~attn_mask
+        else:
+            visible, added = attn_mask > -torch.inf, attn_mask.clamp(min=-1e30)
+        if attn_mask.dim() == 2:
+            visible = visible[None, None]
+    if padding is not None:
+        padding = padding[None] if single else padding
+        real = ~padding if padding.dtype == torch.bool else padding > -torch.inf
+        real = real[:, None, None]
+        visible = real if visible is None else visible & real
+    return visible, added
