@@ -14,6 +14,7 @@ from synthesizer.experiment.run import Run
 from synthesizer.report.load import read_studies
 from synthesizer.report.sections import text_of
 from synthesizer.report.summary import summarize
+from synthesizer.report.write import write_report
 from synthesizer.study.compare import list_commands
 from synthesizer.study.plan import Asked, draw_up
 from test_study import conducted, planned
@@ -76,6 +77,8 @@ def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(transfer
     assert [row.label for row in study.rows] == ["dot", "random"]
     assert all(row.finished for row in study.rows)
     assert study.facts["pretrain"]["recipe"] == "pretrain"
+    assert summarize(study).lines[0].mean == 0  # a margin that is a share of dot's score is 0 too
+    assert write_report([transfer.out]).exists()
     said = text_of([summarize(study)])
     assert "Every variant was pretrained first by pretrain, 2 steps" in said
     capsys.readouterr()

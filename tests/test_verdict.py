@@ -20,6 +20,7 @@ from synthesizer.study.evidence import (
 from synthesizer.study.sequential import (
     LEVEL,
     PLANNED,
+    UNDECIDED,
     Looks,
     decide,
     failing_rate,
@@ -418,3 +419,8 @@ def test_rows_are_told_apart_by_what_they_hold():
     assert kind_of("none") == "none"
     assert kind_of("linformer") == "other"
     assert kind_of("a_later_invention") == "other"
+
+
+def test_a_dot_that_scores_nothing_has_no_margin_and_no_crash():
+    zero = Comparison("random", 0.0, -1.0, 1.0, 3, 0.0, UNDECIDED, unseen=1.0)
+    assert zero.advice == "dot scores 0, and so does a share of it: set --margin"

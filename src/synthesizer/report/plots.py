@@ -74,7 +74,7 @@ def forest(summary: Summary) -> str:
 def _scale(axes: Axes, reach: float, margin: float) -> None:
     """Linear, or logarithmic away from zero where one row is far off."""
     axes.set_xlim(-reach, reach)
-    if reach <= SPREAD_OUT * margin:
+    if reach <= SPREAD_OUT * margin or not margin:  # dot scores 0, and so does its margin
         axes.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_signed))
         return

@@ -126,6 +126,8 @@ class Comparison:
             return f"{self.num_seeds} of {FEWEST_SEEDS} seeds"
         if self.word == NOT_JUDGED:
             return "no per-example statistics"
+        if not self.margin:
+            return "dot scores 0, and so does a share of it: set --margin"
         if self.unseen >= self.margin:
             needed = self.units * self.unseen / self.margin
             return f"too few test examples: no worse takes more than {needed:,.0f}"
