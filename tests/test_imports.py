@@ -18,7 +18,15 @@ MAY_IMPORT = {
     "tasks": {"experiment", "data", "metrics"},
     "training": {"attention", "models", "experiment", "data", "metrics", "tasks"},
     "study": {"models", "experiment", "data", "metrics", "tasks", "training"},
-    "report": {"experiment", "metrics", "study.verdict", "study.sequential", "study.evidence"},
+    "report": {
+        "experiment",
+        "metrics",
+        "study.verdict",
+        "study.sequential",
+        "study.evidence",
+        "study.rows",
+        "study.tune",
+    },
     "benchmark": {"attention", "models", "training.meter", "report"},
     "audit": {"models", "experiment", "data", "metrics", "report", "benchmark.clock"},
 }

@@ -327,8 +327,11 @@ def test_what_was_tried_for_each_row_is_shown_best_first(tmp_path):
     (tmp_path / "study.json").write_text(json.dumps({"rows": [row], "tune": 3}))
     text = (write_report([tmp_path]).parent / "report.md").read_text()
     assert "Every variant had 3 trials of learning rate and table rate" in text
-    assert "| dot | 0.02 | 5 | 60.50 | chosen |\n| dot | 0.01 | 30 | 51.25 |  |" in text
-    assert "| dot | 0.1 | 30 | failed |  |" in text
+    dash = "\N{EN DASH}"
+    first, second = f"0.02 | 5 | {dash} | 60.50 | chosen", f"0.01 | 30 | {dash} | 51.25 | "
+    assert f"| dot | {first} |\n| dot | {second} |" in text
+    assert f"| dot | 0.1 | 30 | {dash} | failed |  |" in text
+    assert "| dot | inside | 55.88 | 55.88 | 60.50 |" in text
 
 
 def test_results_of_an_older_version_are_read_and_their_memory_is_named_as_what_it_is(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from synthesizer.experiment.progress import Quiet
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
 from synthesizer.study.budget import at_width, count, match_width
-from synthesizer.study.compare import conduct, draw_rates, fit_widths, list_commands
+from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import Asked, draw_up
 from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
@@ -52,11 +53,13 @@ class Here:
 def asked(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(dump(language_model(tmp_path)))
-    return Asked(str(path), out=tmp_path / "study", seeds=1, jobs=1)
+    out = tmp_path / "study"
+    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")
 
 
 def planned(asked):
-    return fit_widths(draw_up(asked), Here(), lambda line: None)
+    plan = settle(draw_up(asked), lambda line: None)
+    return fit_widths(plan, Here(), lambda line: None)
 
 
 def conducted(asked):
@@ -70,16 +73,16 @@ def study_of(asked):
 
 
 def test_the_default_rows_are_the_papers_table_and_two_controls(asked):
-    labels = [row.label for row in draw_up(asked).rows]
+    labels = [row.label for row in planned(asked).rows]
     assert labels[0] == "dot"
-    assert len(labels) == 11
-    assert labels[-2:] == ["none", "dot, as large as random+dot"]
+    assert len(labels) == 12
+    assert labels[-3:] == ["none", "dot, other seeds", "dot, as large as random+dot"]
 
 
 def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked):
     plan = planned(asked)
     starts, batches = [], []
-    for row in plan.rows[:-1]:
+    for row in plan.rows[:-2]:
         recipe = plan.recipe(row, 1)
         task = build_task(recipe)
         starts.append(build_model(recipe, task.tokenizer, task.labels).state_dict())
@@ -97,7 +100,7 @@ def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked
 def test_rows_differ_in_nothing_but_the_synthesis(asked):
     plan = planned(asked)
     recipes = [plan.recipe(row, 1) for row in plan.rows]
-    bare = {dump(recipe.model_copy(update={"synthesis": "dot"})) for recipe in recipes[:-1]}
+    bare = {dump(recipe.model_copy(update={"synthesis": "dot"})) for recipe in recipes[:-2]}
     assert len(bare) == 1
     assert recipes[-1].model.d_ff > recipes[0].model.d_ff
 
@@ -105,7 +108,7 @@ def test_rows_differ_in_nothing_but_the_synthesis(asked):
 @pytest.mark.parametrize("measure", ["params", "flops"])
 def test_matching_meets_the_budget_within_rounding(asked, measure):
     plan = planned(replace(asked, match=measure))
-    assert [row.label for row in plan.rows][-1] == "none"
+    assert [row.label for row in plan.rows][-2:] == ["none", "dot, other seeds"]
     dot, *others = [plan.recipe(row, 1) for row in plan.rows]
     budget = count(dot, measure)
     for recipe in others:
@@ -134,12 +137,141 @@ def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
             assert made == plan.recipe(row, seed)
             assert Path(words[words.index("--out") + 1]) == plan.path(row, seed)
     paths = {plan.path(row, seed) for row in plan.rows for seed in plan.seeds}
-    assert len(paths) == 22
+    assert len(paths) == 22  # a quick look has no A/A row
 
 
 def test_a_list_of_commands_cannot_know_what_tuning_chooses(asked):
     with pytest.raises(UserError, match="--plan cannot list the runs of --tune"):
         list_commands(replace(asked, tune=3), print)
+
+
+ROTARY, RELATIVE = "sinusoidal+rotary", "sinusoidal+relative"
+
+
+def test_a_row_has_settings_of_its_own(asked):
+    asked = replace(asked, syntheses=("dot@model.positions=rotary", "V@model.d_ff=40", "random"))
+    conducted(asked)
+    rows = study_of(asked)["rows"]
+    assert [row["label"] for row in rows] == ["dot, rotary", "dot, d_ff=40", "random"]
+    assert rows[0]["runs"] == ["dot-positions=rotary/seed1"]
+    assert rows[0]["settings"] == ["model.positions=rotary"]
+    recipes = [Run(asked.out / row["runs"][0]).recipe() for row in rows]
+    assert [recipe.model.positions for recipe in recipes] == ["rotary", "sinusoidal", "sinusoidal"]
+    assert recipes[1].model.d_ff == 40
+    assert draw_up(asked).rows[0].candidate
+    assert not draw_up(asked).rows[1].candidate
+
+
+@pytest.mark.parametrize(
+    "setting", ["data.holdout=0.5", "seed=3", "model.positions", "model.kind=x"]
+)
+def test_a_row_cannot_set_what_all_rows_share(asked, setting):
+    with pytest.raises(UserError, match=r"a row may set keys of \[model\] and \[train\], as in"):
+        draw_up(replace(asked, syntheses=(f"dot@{setting}",)))
+
+
+def test_positions_cross_the_variants_but_for_what_they_do_not_reach(asked):
+    crossed = replace(
+        asked, syntheses=("dot", "random", "none"), positions=("sinusoidal", ROTARY, "alibi")
+    )
+    plan = draw_up(crossed)
+    assert [row.label for row in plan.rows] == [
+        "dot",
+        f"dot, {ROTARY}",
+        "dot, alibi",
+        "random",
+        "random, alibi",
+        "none",
+        "none, alibi",
+    ]
+    assert f"random, {ROTARY} is left out: random is the same model without {ROTARY}" in plan.words
+    with pytest.raises(UserError, match="positions='spiral'; choose from"):
+        draw_up(replace(asked, positions=("spiral",)))
+
+
+def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_one_stays(asked):
+    """Trials have a seed of their own, and the controls follow the opponent."""
+    conducted(asked := replace(asked, opponent="auto", syntheses=("dot", "random")))
+    study = study_of(asked)
+    told = study["opponent"]
+    assert told["how"] == "chosen on validation"
+    assert told["configured"] == "dot"
+    trials = {}
+    for trial in told["trials"]:
+        run = Run(asked.out / trial["run"])
+        assert run.recipe().seed == 0
+        assert run.result()["split"] == "validation"
+        trials[run.recipe().model.positions] = trial["validation"]
+    assert set(trials) == {"sinusoidal", RELATIVE, ROTARY}
+    best = min(trials, key=trials.get)
+    assert told["label"] == ("dot" if best == "sinusoidal" else f"dot, {best}")
+    labels = [row["label"] for row in study["rows"]]
+    assert labels == list(dict.fromkeys(["dot", "random", told["label"]]))
+    for row in study["rows"]:
+        if row["label"] == told["label"]:
+            assert Run(asked.out / row["runs"][0]).recipe().model.positions == best
+
+
+def test_controls_have_the_opponents_settings(asked):
+    plan = planned(replace(asked, opponent=RELATIVE))
+    rows = {row.label: row for row in plan.rows}
+    assert plan.opponent["label"] == f"dot, {RELATIVE}"
+    assert plan.opponent["how"] == "asked for"
+    again, larger = rows["dot, other seeds"], rows["dot, as large as random+dot"]
+    assert plan.recipe(again, 1).seed == 1001
+    for row in (again, larger):
+        assert plan.recipe(row, 1).model.positions == RELATIVE
+    assert plan.recipe(larger, 1).model.d_ff > plan.shared.model.d_ff
+    assert plan.recipe(rows["dot"], 1).model.positions == "sinusoidal"
+
+
+def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked):
+    plan = planned(replace(asked, opponent="auto", quick=True, tune=None))
+    dots = [row.label for row in plan.rows if row.candidate]
+    assert dots == ["dot", f"dot, {RELATIVE}", f"dot, {ROTARY}"]
+    assert plan.opponent["label"] is None
+    assert plan.asked.trials == 0
+    assert list_commands(replace(asked, opponent="auto", tune=None), print)
+
+
+def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_further(
+    asked, monkeypatch
+):
+    asked = replace(asked, seeds=None, until_decided=True, syntheses=("dot", "random", "none"))
+    said = iter([["worse", "undecided"], ["worse", "better"]])
+
+    def judged(dot, rows, **how):
+        words = next(said)
+        assert [row.label for row in rows] == ["random", "none"]
+        return [
+            SimpleNamespace(label=row.label, word=w) for row, w in zip(rows, words, strict=True)
+        ]
+
+    monkeypatch.setattr("synthesizer.study.compare.judge", judged)
+    conducted(asked)
+    study = study_of(asked)
+    assert study["looks"] == {"planned": [3, 5, 8, 12], "taken": [3, 5]}
+    runs = {row["label"]: len(row["runs"]) for row in study["rows"]}
+    assert runs == {"dot": 5, "random": 3, "none": 5}
+    with pytest.raises(UserError, match="--until-decided looks at 3, 5, 8, 12 seeds; leave out"):
+        draw_up(replace(asked, seeds=4))
+
+
+def test_a_larger_search_goes_on_where_a_smaller_one_ended(asked):
+    asked = replace(asked, syntheses=("random",), tune=2)
+    conducted(asked)
+    first = [Run(asked.out / trial["run"]) for trial in study_of(asked)["rows"][0]["trials"]]
+    times = [(run.path / "result.json").stat().st_mtime_ns for run in first]
+    conducted(replace(asked, tune=3))
+    trials = study_of(asked)["rows"][0]["trials"]
+    assert [trial["run"] for trial in trials[:2]] == [
+        str(run.path.relative_to(asked.out)) for run in first
+    ]
+    assert [(run.path / "result.json").stat().st_mtime_ns for run in first] == times
+    with pytest.raises(UserError, match="--tune: 3 -> 2"):
+        draw_up(asked)
+    with pytest.raises(UserError, match="--tune: 3 -> 0"):
+        draw_up(replace(asked, tune=0))
 
 
 def test_a_changed_recipe_goes_elsewhere_and_never_into_the_same_directory(asked):
@@ -173,14 +305,6 @@ def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
         f"{said} chosen for dot",
     )
     assert draw_up(replace(asked, tune=2)).words == ()
-
-
-def test_every_row_tries_the_same_rates_and_the_recipes_own_are_among_them(asked):
-    recipe = draw_up(asked).shared
-    rates = draw_rates(recipe, 4)
-    assert rates[0] == (f"train.lr={recipe.train.lr:g}", "train.table_rate=30")
-    assert len(set(rates)) == 4
-    assert rates == draw_rates(recipe, 4)
 
 
 def test_a_wrong_option_is_refused_before_anything_runs(asked):
@@ -273,10 +397,11 @@ def test_planning_a_study_needs_neither_torch_nor_matplotlib():
 def start(asked, *words):
     """compare as a process of its own."""
     command = [sys.executable, "-m", "synthesizer", "compare", asked.recipe, "--plain"]
+    command += ["--seeds", "1", "--jobs", "1", "--tune", "0", "--opponent", "configured"]
     rows = [word for spec in ("dot", "random") for word in ("--synthesis", spec)]
     home = str(Path(synthesizer.__file__).parents[1])
     return subprocess.Popen(
-        [*command, *rows, "--seeds", "1", "--jobs", "1", "--out", str(asked.out), *words],
+        [*command, *rows, "--out", str(asked.out), *words],
         env={**os.environ, "PYTHONPATH": home},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

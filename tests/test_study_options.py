@@ -28,7 +28,8 @@ SHORT = ("train.steps=2", "train.batch_tokens=200", "evaluate.every=2", "evaluat
 def asked(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(dump(language_model(tmp_path)))
-    return Asked(str(path), out=tmp_path / "study", seeds=1, jobs=1)
+    out = tmp_path / "study"
+    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")
 
 
 @pytest.fixture

@@ -3,8 +3,11 @@
     study.json = {"command": str, "recipe": str, "margin": float | null, "match": str, "tune": int,
                   "rows": [{"label": str, "spec": str, "runs": ["relative/path", ...],
                             "error": str | null, "note": str | null, "left_out": str | null,
-                            "trials": [{"changes": [str, ...], "validation": float | null}, ...]
-                           }, ...]}
+                            "trials": [{"changes": [str, ...], "validation": float | null}, ...],
+                            "candidate": bool}, ...],
+                  "opponent": {"label": str | null, "configured": str, "how": str,
+                               "trials": [...]} | null,
+                  "looks": {"planned": [int, ...], "taken": [int, ...]} | null}
 
 Every key of it but "rows" may be missing, and others are ignored. Runs outside a study are grouped
 by recipe: those that differ in anything but synthesis and seed are never put into one table (runs
@@ -104,6 +107,7 @@ class Row:
     left_out: str | None = None  # because
     trials: tuple[dict[str, Any], ...] = ()
     varied: tuple[str, ...] = ()  # "key=value" that --vary gave it
+    candidate: bool = False  # a dot product that others may be compared with
 
     @property
     def finished(self) -> tuple[Record, ...]:
@@ -246,7 +250,15 @@ def _read_row(home: Path, row: dict[str, Any], verify: bool) -> Row:
     ]
     remarks = {name: row.get(name) for name in ("error", "note", "left_out")}
     trials, varied = tuple(row.get("trials") or ()), tuple(row.get("varied") or ())
-    return Row(row["label"], row["spec"], tuple(runs), trials=trials, varied=varied, **remarks)
+    return Row(
+        row["label"],
+        row["spec"],
+        tuple(runs),
+        trials=trials,
+        varied=varied,
+        candidate=row.get("candidate") is True,
+        **remarks,
+    )
 
 
 def _group(records: Sequence[Record]) -> list[Study]:

@@ -24,6 +24,7 @@ from synthesizer.report.style import (
 )
 from synthesizer.report.summary import Line, Summary
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
+from synthesizer.study.tune import learning_rate_of
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
 
@@ -160,6 +161,40 @@ def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
         for place, (x, y) in enumerate(points)
         if not any(a >= x and b >= y and (a > x or b > y) for a, b in points)
     }
+
+
+def score_by_rate(summary: Summary) -> str:
+    """Every trial's validation score against its learning rate."""
+    rows = [
+        (line, sorted((rate, trial["validation"]) for trial, rate in known))
+        for line in summary.drawn
+        if (
+            known := [
+                (trial, rate)
+                for trial in line.row.trials
+                if trial["validation"] is not None and (rate := learning_rate_of(trial)) is not None
+            ]
+        )
+    ]
+    if not rows:
+        return ""
+    sign = 1 if summary.higher_is_better else -1
+    with drawing(3.4) as (figure, axes):
+        axes.set_xscale("log")
+        if sign < 0:
+            axes.invert_yaxis()
+        for line, points in rows:
+            look = look_of(line.index)
+            rates, scores = zip(*points, strict=True)
+            axes.plot(rates, scores, color=look["color"], linewidth=1, alpha=0.5)
+            axes.plot(rates, scores, look["marker"], color=look["color"], markerfacecolor="none")
+            best = max(points, key=lambda point: sign * point[1])
+            axes.plot(*best, look["marker"], color=look["color"])
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(f"validation {literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
+        axes.margins(0.08)
+        list_at_right(axes, [(line.row.label, look_of(line.index), True) for line, _ in rows])
+        return to_svg(figure, "Validation score by learning rate, one point per trial")
 
 
 def training_loss(summary: Summary) -> str:

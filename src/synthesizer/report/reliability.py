@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from synthesizer.report.opponent import curve_sentences, opponent_sentences
 from synthesizer.report.summary import Line, Summary
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
@@ -22,10 +23,12 @@ def reliability(summary: Summary) -> list[str]:
     """Sentences, the loudest first."""
     return [
         *_floors(summary),
+        *opponent_sentences(summary),
         *_again(summary),
         *_intervals(summary),
         *_units(summary),
         *_seeds(summary),
+        *curve_sentences(summary),
         *_size_control(summary),
         *_commits(summary),
     ]

@@ -15,6 +15,7 @@ from synthesizer.report.metric_tables import (
     varied_points,
     varied_table,
 )
+from synthesizer.report.opponent import search_table
 from synthesizer.report.page import (
     Plot,
     Section,
@@ -29,12 +30,13 @@ from synthesizer.report.plots import (
     by_value,
     forest,
     quality_and_speed,
+    score_by_rate,
     training_loss,
     validation_metric,
 )
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import floors, reliability
-from synthesizer.report.summary import Opponent, Summary
+from synthesizer.report.summary import MISSING, Opponent, Summary
 from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
 
 MOST_SAMPLES = 3
@@ -68,7 +70,7 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
         Section("All metrics", _all_metrics(summary)),
         *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
         Section("By varied value", _varied(summary, plots=plots)),
-        Section("Learning-rate search", _trials(summary)),
+        Section("Search", _trials(summary)),
         Section("Published results", _published(summary)),
         Section("Learning curves", _curves(summary) if plots else ""),
         Section("Attention maps", _attention(summary) if plots else ""),
@@ -161,7 +163,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
-            parts += ["## Learning-rate search", markdown(*trials(summary))]
+            parts += ["## Search", markdown(*trials(summary)), markdown(*search_table(summary))]
         published = _paper_of(summary)
         if published:
             parts += ["## Published results", _apart()]
@@ -240,18 +242,25 @@ def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
         for place, trial in enumerate([*ordered, *failed]):
             value = trial["validation"]
             shown = "failed" if value is None else f"{value:.{summary.digits}f}"
-            rates = [change.rpartition("=")[2] for change in trial["changes"]]
+            set_to = dict(change.split("=", 1) for change in trial["changes"])
+            rates = [
+                set_to.get(key, MISSING)
+                for key in ("train.lr", "train.table_rate", "model.positions")
+            ]
             chosen = "chosen" if place == 0 and value is not None else ""
             rows.append([line.row.label, *rates, shown, chosen])
-    return ["variant", "learning rate", "table rate", f"validation {summary.metric_name}", ""], rows
+    heads = ["learning rate", "table rate", "positions", f"validation {summary.metric_name}", ""]
+    return ["variant", *heads], rows
 
 
 def _trials(summary: Summary) -> str:
-    return (
-        table(*trials(summary), sortable=True)
-        if any(line.row.trials for line in summary.lines)
-        else ""
+    if not any(line.row.trials for line in summary.lines):
+        return ""
+    caption = "Score on validation by learning rate: one point per trial, the chosen one filled."
+    plot = (
+        figures([Plot(score_by_rate(summary), caption)]) if summary.study.facts.get("tune") else ""
     )
+    return "\n".join([plot, table(*search_table(summary)), table(*trials(summary), sortable=True)])
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from synthesizer.metrics import DOCUMENTS, SCORES
+from synthesizer.metrics import SCORES
 from synthesizer.report.load import Record, Row, Study
 from synthesizer.spec import NONE
-from synthesizer.study.sequential import Looks
+from synthesizer.study.rows import AGAIN
+from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE, Looks
 from synthesizer.study.verdict import (
     BITS,
     LANGUAGE_MODEL,
@@ -35,8 +36,8 @@ METRICS = {  # as papers write them; others are written with spaces
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 DOT = "dot"
-AGAIN = "dot, other seeds"  # the label of the A/A row
 MISSING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+CLOSING = 0.9  # a gap that shrinks below this share of itself in the last third still closes
 MOST_DRAWN = 16  # rows in a plot; the others stay in the table
 UNIVERSAL = "universal"  # as compare labels it
 
@@ -51,6 +52,16 @@ class Line:
     comparison: Comparison | None
     cost: dict[str, float | None]  # means over finished runs
     relative: dict[str, float | None]  # the same over dot's
+    gaps: tuple[float, float, float] | None = None  # to dot on validation, at thirds of the steps
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether a decided row's gap to dot shrinks by a tenth or more in the last third."""
+        if self.gaps is None or self.comparison is None:
+            return False
+        _, before, last = self.gaps
+        decided = self.comparison.word in (BETTER, NO_WORSE, WORSE)
+        return decided and before * last > 0 and abs(last) < CLOSING * abs(before)
 
     @property
     def mean(self) -> float | None:
@@ -104,6 +115,7 @@ class Summary:
     answer: str
     again: Comparison | None = None  # dot under other seeds, against dot
     looks: Looks | None = None
+    opponent: Row | None = None  # the dot product that rows are compared with
     has_documents: bool = False  # whether the records say which test examples belong together
     opponents: tuple[Opponent, ...] = ()
 
@@ -152,7 +164,7 @@ def summarize(study: Study) -> Summary:
     finished = [run for row in study.rows for run in row.finished]
     first = (finished[0].result or {}) if finished else {}
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
-    plain = next((row for row in study.rows if row.spec == DOT), None)  # others are its controls
+    plain = opponent_of(study, study.rows[0].varied) if study.rows else None
     dot = plain if plain is not None and plain.finished else None
     looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
     compared: dict[str, Comparison] = {}
@@ -178,24 +190,25 @@ def summarize(study: Study) -> Summary:
         size = allowed(metric, reference) if study.margin is None else study.margin
         margin = _margin_text(metric, size)
     ordered = sorted(study.rows, key=lambda row: row is not plain)
+    known = None if dot is None else thirds(dot, metric)
     lines = [
-        _line(row, index, metric, compared.get(row.label), _base_cost(study, row))
+        _line(row, index, metric, compared.get(row.label), _base_cost(study, row), known)
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
     specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
-    said = answer(study.name, specs, margin, higher_is_better=higher)
+    closing = {line.row.label for line in lines if line.is_closing}
+    said = answer(study.name, specs, margin, higher_is_better=higher, closing=closing)
     documents = reference is not None and reference.units is not None
     opponents = tuple(_opponents(study, asked)) if metric in SCORES else ()
-    return Summary(
-        study, metric, higher, tuple(lines), margin, said, again, looks, documents, opponents
-    )
+    found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
+    return Summary(*found_in, has_documents=documents, opponents=opponents)
 
 
 def base_of(study: Study, row: Row) -> Row | None:
-    """The dot row that a row is compared with: the first one with the same varied values."""
-    mine = [each for each in study.rows if each.spec == DOT and each.varied == row.varied]
-    return mine[0] if mine and mine[0].finished else None
+    """The dot product that a row is compared with, once it is trained."""
+    dot = opponent_of(study, row.varied)
+    return dot if dot is not None and dot.finished else None
 
 
 def _base_cost(study: Study, row: Row) -> dict[str, float | None]:
@@ -271,18 +284,68 @@ def _line(
     metric: str,
     comparison: Comparison | None,
     base: dict[str, float | None],
+    dot: tuple[float, float, float] | None,
 ) -> Line:
     cost = _cost(row)
     relative = {name: _ratio(value, base[name]) for name, value in cost.items()}
-    return Line(row, index, tuple(scores_of(row, metric).values()), comparison, cost, relative)
+    own = thirds(row, metric) if dot is not None and comparison is not None else None
+    gaps = None
+    if own is not None and dot is not None:
+        gaps = (own[0] - dot[0], own[1] - dot[1], own[2] - dot[2])
+    return Line(
+        row, index, tuple(scores_of(row, metric).values()), comparison, cost, relative, gaps
+    )
+
+
+def thirds(row: Row, metric: str) -> tuple[float, float, float] | None:
+    """Validation scores after one, two and three thirds of the steps, the mean over runs."""
+    found = []
+    for run in row.finished:
+        steps = int(run.recipe.get("train", {}).get("steps", 0))
+        scored = [
+            (line["step"], line["validation"][metric])
+            for line in run.lines
+            if isinstance(line.get("validation"), dict) and metric in line["validation"]
+        ]
+        if len(scored) < 3 or scored[0][0] > steps / 3 or scored[-1][0] < steps:
+            return None
+        at, values = zip(*scored, strict=True)
+        found.append(np.interp([steps / 3, 2 * steps / 3, steps], at, values))
+    if not found:
+        return None
+    first, second, last = (float(value) for value in np.mean(found, axis=0))
+    return first, second, last
+
+
+def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
+    """The dot product that rows are compared with: as recorded, or the best on validation.
+
+    Studies that recorded none, and those of --vary, have one for each choice of varied values, and
+    its controls behind it.
+    """
+    dots = [row for row in study.rows if row.spec == DOT and row.varied == varied]
+    first = next((run.result or {} for row in dots for run in row.finished), {})
+    metric, higher_is_better = first.get("main_metric", ""), first.get("higher_is_better", True)
+    told = study.facts.get("opponent") or {}
+    named = [row for row in dots if row.label == told.get("label")]
+    scores = {
+        row.label: _mean(
+            [_told(lambda r: r["validation"][metric], run.result or {}) for run in row.finished]
+        )
+        for row in dots
+        if row.candidate
+    }
+    known = {label: score for label, score in scores.items() if score is not None}
+    if not named and known:
+        best = (max if higher_is_better else min)(known, key=lambda label: known[label])
+        named = [row for row in dots if row.label == best]
+    return next(iter(named or dots), None)
 
 
 def measured(row: Row, metric: str) -> Measured:
     """A row's scores and per-example statistics of a metric."""
-    stored = {run.seed: run.arrays("statistics.npz") for run in row.finished}
-    statistics = {seed: found[metric] for seed, found in stored.items() if metric in found}
-    units = next((found[DOCUMENTS] for found in stored.values() if DOCUMENTS in found), None)
-    return Measured(row.label, scores_of(row, metric), statistics, units)
+    runs = {run.seed: (run.result or {}, run.arrays("statistics.npz")) for run in row.finished}
+    return Measured.read(row.label, runs, metric)
 
 
 def scores_of(row: Row, metric: str) -> dict[int, float]:

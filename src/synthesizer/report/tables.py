@@ -232,7 +232,8 @@ def _verdict(line: Line) -> str:
     found = line.comparison
     if found is None:
         return MISSING
-    return f"{found.word}\n{found.advice}" if found.advice else found.word
+    word = f"{found.word} so far" if line.is_closing else found.word
+    return f"{word}\n{found.advice}" if found.advice else word
 
 
 def _short_verdict(line: Line) -> str:

@@ -17,9 +17,21 @@ def compare(
     synthesis: Annotated[
         list[str] | None,
         typer.Option(
-            help="A variant to train; may be repeated. By default the paper's Table 2 and controls."
+            help="A variant to train, with settings of its own where wanted: "
+            "dot@model.positions=rotary. May be repeated. By default the paper's Table 2."
         ),
     ] = None,
+    positions: Annotated[
+        list[str] | None,
+        typer.Option(help="Train every variant with these positions; may be repeated."),
+    ] = None,
+    opponent: Annotated[
+        str,
+        typer.Option(
+            help="Positions of the dot product that the others are compared with; auto chooses "
+            "them on validation, configured keeps the recipe's."
+        ),
+    ] = "auto",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Random seeds per variant; by default 3.")
     ] = None,
@@ -41,7 +53,18 @@ def compare(
         str,
         typer.Option(help="none, params or flops: give all variants dot's budget through d_ff."),
     ] = "none",
-    tune: Annotated[int, typer.Option(min=0, help="Learning-rate search: trials per variant.")] = 0,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided", help="Add seeds at planned looks (3, 5, 8, 12) until all is decided."
+        ),
+    ] = False,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Learning-rate search: trials per variant; by default 4, with --quick none."
+        ),
+    ] = None,
     margin: Annotated[
         float | None,
         typer.Option(min=0, help="How much worse is still no worse; by default per metric."),
@@ -94,6 +117,9 @@ def compare(
     asked = Asked(
         recipe=recipe,
         syntheses=tuple(synthesis or ()),
+        positions=tuple(positions or ()),
+        opponent=opponent,
+        until_decided=until_decided,
         seeds=seeds,
         jobs=jobs,
         cluster=cluster,

@@ -6,8 +6,7 @@ the initial value of a parameter is drawn from the seed and its name.
 """
 
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +16,16 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
-from synthesizer.experiment.run import Run
+from synthesizer.experiment.run import Run, read_arrays
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
-from synthesizer.study.plan import Asked, Plan, Row, draw_up
+from synthesizer.study.plan import FOUND, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
+from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
+from synthesizer.study.sequential import is_open
+from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
+from synthesizer.study.verdict import Measured, judge
 
-TRIAL_SEED = 0  # of the learning-rate search, so that no reported seed chose its own
-LR_RANGE = 4.0  # trials draw lr from the recipe's divided by this to times this
-TABLE_RATES = (1.0, 100.0)
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
 
@@ -67,13 +67,17 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
         say("starting workers, reading the data and timing a step ...")
-        plan = fit_widths(plan, pool, say)
-        if plan.asked.pretrain:
-            say(f"pretraining every variant by {plan.asked.pretrain}")
-            _perform(plan, _jobs(plan, pretraining=True), pool, say, plain)
-        if plan.asked.tune:
-            plan = _tune(plan, pool, say, plain)
-        _perform(plan, _jobs(plan), pool, say, plain)
+        plan = search(fit_widths(plan, pool, say), pool, say, plain)
+        plan = fit_widths(settle(plan, say), pool, say)
+        while True:
+            if plan.asked.pretrain:
+                say(f"pretraining every variant by {plan.asked.pretrain}")
+                _perform(plan, _jobs(plan, pretraining=True), pool, say, plain)
+            _perform(plan, _jobs(plan), pool, say, plain)
+            longer = next_plan(plan, say)
+            if longer is None:
+                break
+            plan = longer
     except Interrupted:
         runs = [Run(job.path) for job in _jobs(plan)]
         raise Interrupted(
@@ -85,7 +89,8 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
 
 def list_commands(asked: Asked, say: Say) -> list[str]:
     """The single runs of a comparison as commands; study.json is written for their report."""
-    if asked.tune:
+    asked = replace(asked, lists_commands=True)
+    if asked.trials:
         raise UserError(
             "--plan cannot list the runs of --tune, whose learning rates are not chosen yet; "
             "leave one of them out"
@@ -94,7 +99,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     for line in plan.words:
         say(line)
     with open_pool(plan.out, say=say) as pool:
-        plan = fit_widths(plan, pool, say)
+        plan = fit_widths(settle(plan, say), pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     stages = (True, False) if asked.pretrain else (False,)
@@ -112,7 +117,8 @@ def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
 
 
 def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
-    if row.like is None and all(Run(plan.path(row, seed)).is_finished for seed in plan.seeds):
+    finished = all(Run(plan.path(row, seed)).is_finished for seed in plan.seeds_of(row))
+    if row.left_out is not None or row.sized or (row.like is None and finished):
         return row
     measure = "flops" if plan.asked.match == "flops" else "params"
     recipe = plan.recipe(row, plan.seeds[0])
@@ -126,6 +132,7 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
             raise
         say(f"{row.label} is left out: {error}")
         return replace(row, left_out=str(error))
+    row = replace(row, sized=True)
     if like is None:
         return row
     note = f"d_ff {found['d_ff']}: as large as {row.like} ({found['off']:+,.0f} {measure})"
@@ -140,7 +147,7 @@ def _jobs(plan: Plan, *, pretraining: bool = False) -> list[Job]:
         Job(number, recipe(row, seed), plan.path(row, seed, pretraining=pretraining))
         for seed in plan.seeds
         for number, row in enumerate(plan.rows)
-        if row.left_out is None
+        if row.left_out is None and seed in plan.seeds_of(row)
     ]
 
 
@@ -227,54 +234,104 @@ def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[RowStat
     return rows
 
 
-def _tune(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
-    """Give every row the same number of trials, and the learning rates best on validation."""
-    rates = draw_rates(plan.shared, plan.asked.tune)
+def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+    """Try settings on validation: learning rates of all rows, positions of dot; choose the best."""
+    tuned = plan.asked.trials > 0
+    tried = [row for row in plan.rows if _num_trials(plan, row)]
     jobs = [
-        Job(
-            number,
-            plan.recipe(row, TRIAL_SEED, changes),
-            _trial_path(plan, row, trial),
-            "validation",
-        )
-        for trial, changes in enumerate(rates)
-        for number, row in enumerate(plan.rows)
-        if row.left_out is None
+        Job(plan.rows.index(row), recipe, _trial_path(plan, row, number), "validation")
+        for number in range(max((_num_trials(plan, row) for row in tried), default=0))
+        for row in tried
+        if number < _num_trials(plan, row)
+        for recipe in [plan.recipe(row, TRIAL_SEED, _settings(plan, row, number))]
     ]
-    say(f"learning-rate search: {len(rates)} trials per variant, chosen on validation")
-    _perform(plan, jobs, pool, say, plain)
-    plan.errors.clear()  # a trial that fails is a trial that is not chosen
-    rows = []
-    for row in plan.rows:
-        trials = [_record_trial(plan, row, trial, change) for trial, change in enumerate(rates)]
-        known = [trial for trial in trials if trial["validation"] is not None]
-        if known:
-            best = (max if known[0]["higher_is_better"] else min)(
-                known, key=lambda trial: trial["validation"]
-            )
-            row = replace(row, changes=(*row.changes, *best["changes"]), trials=tuple(trials))
-            chosen = ", ".join(best["changes"])
-            say(f"{row.label}: best with {chosen} (validation {best['validation']:.4f})")
-        rows.append(row)
-    return plan.with_rows(rows)
+    if tuned:
+        say(f"search: {plan.asked.trials} trials per variant, chosen on validation")
+    elif jobs:
+        say(f"dot's positions: {len(jobs)} trials, chosen on validation")
+    if jobs:
+        _perform(plan, jobs, pool, say, plain)
+        plan.errors.clear()  # a trial that fails is a trial that is not chosen
+    return plan.with_rows([_choose(plan, row, say) if row in tried else row for row in plan.rows])
 
 
-def draw_rates(recipe: Recipe, trials: int) -> list[tuple[str, str]]:
-    """The recipe's own learning rates, then draws around them: the same for every row."""
-    rng, train = random.Random(f"rates of {trials}"), recipe.train
-    pairs = [(train.lr, train.table_rate)]
-    for _ in range(trials - 1):
-        low, high = (math.log(rate) for rate in TABLE_RATES)
-        factor = LR_RANGE ** rng.uniform(-1, 1)
-        pairs.append((train.lr * factor, math.exp(rng.uniform(low, high))))
-    return [(f"train.lr={lr:.3g}", f"train.table_rate={table:.3g}") for lr, table in pairs]
+def _num_trials(plan: Plan, row: Row) -> int:
+    """All rows have the same number; without tuning, dot's positions are tried once each."""
+    if row.left_out is not None:
+        return 0
+    if plan.asked.trials:
+        return plan.asked.trials
+    candidates = [one for one in plan.rows if one.candidate]
+    if not row.candidate or not plan.asked.searches or len(candidates) < 2:
+        return 0
+    return len(row.kinds) or 1 if plan.asked.finds_opponent else 0
 
 
-def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> dict[str, Any]:
-    path = _trial_path(plan, row, trial)
+def _settings(plan: Plan, row: Row, number: int) -> tuple[str, ...]:
+    return settings_of(row, plan.shared, number, tuned=plan.asked.trials > 0)
+
+
+def _choose(plan: Plan, row: Row, say: Say) -> Row:
+    """A row with the settings of its best trial, under a name of its own where they differ."""
+    count = _num_trials(plan, row)
+    trials = [_record_trial(plan, row, number) for number in range(count)]
+    best = best_of(trials)
+    row = replace(row, trials=tuple(trials))
+    if best is None:
+        return replace(row, left_out="all of its trials failed") if row.kinds else row
+    if not best["changes"]:
+        return row
+    say(
+        f"{row.label}: best with {', '.join(best['changes'])} (validation {best['validation']:.4f})"
+    )
+    changes = (*row.changes, *best["changes"])
+    slugs = [text.partition(".")[2].replace(":", "_") for text in best["changes"]]
+    named = row if not row.kinds else make_row(DOT, changes[:1], plan.shared)
+    folder = "-".join([named.folder, *(slugs[1:] if row.kinds else slugs)])
+    return replace(row, label=named.label, folder=folder, changes=changes, kinds=())
+
+
+def settle(plan: Plan, say: Say) -> Plan:
+    """Say which dot product the others are compared with, and add what depends on it."""
+    candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
+    if not candidates or plan.asked.vary:
+        return plan
+    opponent, how = candidates[0], "as configured"
+    if plan.asked.opponent not in FOUND:
+        positions = (plan.asked.opponent, plan.shared.model.positions)
+        opponent = next(
+            row for row in candidates if (row.positions or positions[1]) == positions[0]
+        )
+        how = "asked for"
+    elif plan.asked.finds_opponent and len(candidates) > 1:
+        how = "its validation scores in this table"
+        if plan.asked.searches:
+            best = best_of([trial for row in candidates for trial in row.trials])
+            opponent = next((row for row in candidates if best in row.trials), opponent)
+            how = "chosen on validation"
+            say(f"the opponent is {opponent.label}: best of {len(candidates)} on validation")
+    # what only the search offered, and what another dot product beat, is no row of the table
+    rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
+    known = how != "its validation scores in this table"
+    if not plan.asked.syntheses and known and not plan.asked.quick:
+        rows.append(again(opponent, plan.shared))
+    if not plan.asked.syntheses and plan.asked.match == "none":
+        rows.append(size_control(opponent, plan.shared))
+    tried = [
+        {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}
+        for row in candidates
+        for trial in row.trials
+    ]
+    label = opponent.label if known else None
+    record = {"label": label, "configured": candidates[0].label, "how": how, "trials": tried}
+    return replace(plan.with_rows(rows), opponent=record)
+
+
+def _record_trial(plan: Plan, row: Row, number: int) -> dict[str, Any]:
+    path = _trial_path(plan, row, number)
     record: dict[str, Any] = {
         "run": str(path.relative_to(plan.out)),
-        "changes": list(changes),
+        "changes": list(_settings(plan, row, number)),
         "validation": None,
     }
     if Run(path).is_finished:
@@ -284,8 +341,56 @@ def _record_trial(plan: Plan, row: Row, trial: int, changes: Iterable[str]) -> d
     return record
 
 
-def _trial_path(plan: Plan, row: Row, trial: int) -> Path:
-    return plan.out / "trials" / row.folder / f"trial{trial + 1}"
+def _trial_path(plan: Plan, row: Row, number: int) -> Path:
+    return plan.out / "trials" / row.folder / f"trial{number + 1}"
+
+
+def next_plan(plan: Plan, say: Say) -> Plan | None:
+    """The plan with the seeds of the next planned look; None where every row is decided.
+
+    A row that is decided keeps its word and is trained no further.
+    """
+    label = (plan.opponent or {}).get("label")
+    rows = {row.label: _measured(plan, row) for row in plan.rows if row.left_out is None}
+    dot = rows.pop(label, None) if label else None
+    if plan.looks is None or dot is None or not dot[0].scores:
+        return None
+    others = [one for name, (one, _) in rows.items() if one.scores and name != AGAIN]
+    result = dot[1]
+    found = judge(
+        dot[0],
+        others,
+        metric=result["main_metric"],
+        higher_is_better=result["higher_is_better"],
+        margin=plan.asked.margin,
+        looks=plan.looks,
+    )
+    words = {one.label: one.word for one in found}
+    looks = plan.looks.after(words.values())
+    undecided = [name for name, word in words.items() if is_open(word)]
+    say(f"{len(plan.seeds)} seeds: {len(words) - len(undecided)} of {len(words)} rows are decided")
+    if looks is None:
+        return None
+    first, count = plan.seeds[0], looks.taken[-1]
+    kept = [
+        row
+        if row.label in (label, AGAIN, *undecided)
+        else replace(row, num_seeds=row.num_seeds or len(plan.seeds))
+        for row in plan.rows
+    ]
+    return replace(plan, looks=looks, seeds=tuple(range(first, first + count)), rows=tuple(kept))
+
+
+def _measured(plan: Plan, row: Row) -> tuple[Measured, dict[str, Any]]:
+    """A row's finished runs as the verdict reads them, and the result of one of them."""
+    runs = [(seed, Run(plan.path(row, seed))) for seed in plan.seeds_of(row)]
+    done = {
+        seed: (run.result(), read_arrays(run.path / "statistics.npz"))
+        for seed, run in runs
+        if run.is_finished
+    }
+    result = next((found for found, _ in done.values()), {})
+    return Measured.read(row.label, done, result.get("main_metric", "")), result
 
 
 def _count(number: int, noun: str) -> str:

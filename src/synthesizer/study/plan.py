@@ -15,12 +15,27 @@ from synthesizer import __version__
 from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
-from synthesizer.experiment.run import STUDY, spec_folder, write_text
-from synthesizer.spec import TABLE_2, import_modules, normalize_spec, unregistered, variants
+from synthesizer.experiment.run import STUDY, write_text
+from synthesizer.sizes import parse_positions
+from synthesizer.spec import import_modules, normalize_spec, unregistered
 from synthesizer.study.guess import Guess, infer_recipe, is_data
+from synthesizer.study.rows import (
+    DOT,
+    POSITIONS,
+    Row,
+    again,
+    asked_rows,
+    baselines,
+    challengers,
+    make_row,
+    size_control,
+)
+from synthesizer.study.sequential import PLANNED, Looks
+from synthesizer.study.tune import TRIALS
 from synthesizer.untrusted import check_folder_name, read_regular
 
-CONTROL = "random+dot"  # whose parameters the second dot row has
+FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
+CHOSEN = "dot, best positions"  # the row whose positions a search chooses
 MATCHES = ("none", "params", "flops")
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
@@ -40,7 +55,11 @@ class Asked:
     cluster: str | None = None
     gpus: float | None = None
     match: str = "none"
-    tune: int = 0
+    tune: int | None = None  # trials per row; None: TRIALS, or none in a quick look
+    positions: tuple[str, ...] = ()  # each variant once with each of these
+    opponent: str = AUTO
+    until_decided: bool = False
+    lists_commands: bool = False  # nothing runs, so nothing can be searched
     margin: float | None = None
     quick: bool = False
     baselines: bool = False
@@ -53,21 +72,22 @@ class Asked:
     out: Path | None = None
     command: str = "synthesizer compare"
 
+    @property
+    def trials(self) -> int:
+        """How many trials each row has."""
+        if self.tune is not None:
+            return self.tune
+        return 0 if self.quick or self.lists_commands or self.pretrain else TRIALS
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the table: a spec, and what its runs change in the recipe beside it."""
+    @property
+    def finds_opponent(self) -> bool:
+        """Whether dot's positions are to be chosen; --vary and --pretrain keep the recipe's."""
+        return self.opponent == AUTO and not (self.vary or self.pretrain)
 
-    label: str
-    spec: str
-    folder: str
-    like: str | None = None  # the spec whose budget it must meet
-    changes: tuple[str, ...] = ()
-    note: str | None = None
-    trials: tuple[dict[str, Any], ...] = ()
-    varied: tuple[str, ...] = ()  # those of its changes that --vary made
-    offered: bool = False  # not asked for by name: where it cannot be built it is left out
-    left_out: str | None = None  # because
+    @property
+    def searches(self) -> bool:
+        """Whether runs of validation choose the opponent's positions beforehand."""
+        return not (self.quick or self.lists_commands) or self.trials > 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,8 @@ class Plan:
     fingerprint: str  # of the data
     words: tuple[str, ...] = ()  # what was inferred or shortened
     errors: dict[str, str] = field(default_factory=dict)  # by label
+    opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
+    looks: Looks | None = None
 
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
@@ -104,10 +126,14 @@ class Plan:
             imports=self.asked.imports,
         )
 
+    def seeds_of(self, row: Row) -> tuple[int, ...]:
+        """The study's seeds that a row is trained with."""
+        return self.seeds if row.num_seeds is None else self.seeds[: row.num_seeds]
+
     def path(self, row: Row, seed: int, *, pretraining: bool = False) -> Path:
         """Where one run goes."""
         home = self.out / PRETRAINED if pretraining else self.out
-        return home / row.folder / f"seed{seed}"
+        return home / row.folder / f"seed{seed + row.first_seed}"
 
     def command(self, row: Row, seed: int, *, pretraining: bool = False) -> str:
         """The command that makes one run alone."""
@@ -131,17 +157,20 @@ class Plan:
             "rows": [self._record(row) for row in self.rows],
             "margin": self.asked.margin,
             "match": self.asked.match,
-            "tune": self.asked.tune,
+            "tune": self.asked.trials,
             "quick": self.asked.quick,
             "against": list(self.asked.against),
             "pretrain": self._pretrain_record(),
+            "opponent": self.opponent,
+            "looks": None if self.looks is None else self.looks.record(),
             "shared": dump(self.shared),
             "data": self.fingerprint,
         }
         write_text(self.out / STUDY, json.dumps(study, indent=2) + "\n")
 
     def _record(self, row: Row) -> dict[str, Any]:
-        runs = [str(self.path(row, seed).relative_to(self.out)) for seed in self.seeds]
+        seeds = self.seeds_of(row)
+        runs = [str(self.path(row, seed).relative_to(self.out)) for seed in seeds]
         return {
             "label": row.label,
             "spec": row.spec,
@@ -151,6 +180,8 @@ class Plan:
             "note": row.note,
             "varied": list(row.varied),
             "trials": row.trials,
+            "settings": row.changes,
+            "candidate": row.candidate,
         }
 
     def _pretrain_record(self) -> dict[str, Any] | None:
@@ -162,12 +193,14 @@ class Plan:
     def _pretraining_changes(self, row: Row, seed: int) -> list[str]:
         """A row's model is the same before and after; its learning rates are not."""
         model = [change for change in row.changes if change.startswith("model.")]
-        return _last_of_each((*self.asked.pretrain_overrides, *model, f"seed={seed}"))
+        own = (*self.asked.pretrain_overrides, *model, f"seed={seed + row.first_seed}")
+        return _last_of_each(own)
 
     def _changes(self, row: Row, seed: int, changes: Iterable[str] = ()) -> list[str]:
         start = self.path(row, seed, pretraining=True)
         started = (f"train.start_from={start}",) if self.asked.pretrain else ()
-        return _last_of_each((*self.overrides, *row.changes, *changes, *started, f"seed={seed}"))
+        own = (*started, f"seed={seed + row.first_seed}")
+        return _last_of_each((*self.overrides, *row.changes, *changes, *own))
 
 
 def _last_of_each(changes: Iterable[str]) -> list[str]:
@@ -194,10 +227,13 @@ def draw_up(asked: Asked) -> Plan:
         import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint = _fingerprint(recipe, source)
-    identity = [shared.hash(), fingerprint, asked.match, str(asked.tune)]
+    # More trials go on where fewer ended, so that their number is no part of the name.
+    identity = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
     identity += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
+    looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
+    rows, said = _rows(asked, recipe)
     name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
     plan = Plan(
         asked,
@@ -205,10 +241,11 @@ def draw_up(asked: Asked) -> Plan:
         overrides,
         shared,
         tuple(range(recipe.seed, recipe.seed + seeds)),
-        tuple(_rows(asked, recipe)),
+        tuple(rows),
         asked.out or Path("runs") / f"{name}-{digest}",
         fingerprint,
-        (*words, *_say_rates(asked, recipe)),
+        (*words, *said, *_say_rates(asked, recipe)),
+        looks=looks,
     )
     _refuse_to_mix(plan)
     _check_pretraining(plan)
@@ -248,7 +285,7 @@ def _fingerprint(recipe: Recipe, known: Source | None) -> str:
 
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
-    if not asked.tune:
+    if not asked.trials:
         none = "tuned for none of them (--tune K gives each its own)"
         chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
         rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
@@ -282,13 +319,15 @@ def _row_name(name: str) -> str:
 
 def _check_opponents(plan: Plan) -> None:
     labels = [row.label for row in plan.rows]
+    if not plan.asked.syntheses:
+        labels += [row(plan.rows[0], plan.shared).label for row in (again, size_control)]
     for name in plan.asked.against:
         if name not in labels:
             raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
 
 
 def _check(asked: Asked) -> None:
-    if asked.pretrain and asked.tune:
+    if asked.pretrain and asked.trials:
         raise UserError(
             "--tune with --pretrain would pretrain every trial; leave one of them out, or name "
             "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
@@ -301,22 +340,37 @@ def _check(asked: Asked) -> None:
         raise UserError(f"--gpus is {asked.gpus:g}; a worker takes one GPU or a share of it")
     if asked.tune == 1:
         raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
+    if asked.until_decided and (asked.quick or asked.seeds or asked.lists_commands):
+        raise UserError(
+            f"--until-decided looks at {', '.join(map(str, PLANNED))} seeds; leave out --seeds, "
+            "--quick and --plan"
+        )
+    for text in (*asked.positions, *([asked.opponent] if asked.opponent not in FOUND else [])):
+        parse_positions(text)
 
 
-def _rows(asked: Asked, recipe: Recipe) -> Iterator[Row]:
-    """Every row once, or once for each choice of varied values."""
-    choices = list(itertools.product(*map(_parse_vary, asked.vary)))
-    for row in _variants(asked, recipe):
-        for varied in choices:
+def _rows(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
+    """Every row once, or once for each choice of varied values; and what to say of them."""
+    rows, words = _variants(asked, recipe)
+    if not asked.vary:
+        return rows, words
+    if not asked.syntheses and asked.match == "none":
+        rows.append(size_control(rows[0], recipe))
+    crossed = []
+    for row in rows:
+        for varied in itertools.product(*map(_parse_vary, asked.vary)):
             named = [change.rpartition(".")[2] for change in varied]
             tail = "".join(f"-{name.replace('=', '-')}" for name in named)
-            yield replace(
-                row,
-                label=", ".join([row.label, *(name.replace("=", " ") for name in named)]),
-                folder=check_folder_name(row.folder + tail, "the row's name"),
-                changes=(*row.changes, *varied),
-                varied=varied,
+            crossed.append(
+                replace(
+                    row,
+                    label=", ".join([row.label, *(name.replace("=", " ") for name in named)]),
+                    folder=check_folder_name(row.folder + tail, "the row's name"),
+                    changes=(*row.changes, *varied),
+                    varied=varied,
+                )
             )
+    return crossed, words
 
 
 def _parse_vary(text: str) -> list[str]:
@@ -328,26 +382,24 @@ def _parse_vary(text: str) -> list[str]:
     return [f"{key.strip()}={value}" for value in dict.fromkeys(chosen)]
 
 
-def _variants(asked: Asked, recipe: Recipe) -> Iterator[Row]:
-    """The rows asked for, or the paper's table with its controls; then the other systems."""
-
-    def folder(spec: str) -> str:
-        return spec_folder(recipe.model_copy(update={"synthesis": spec}))
-
+def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
+    """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
     like = None if asked.match == "none" else "dot"
-    named = [normalize_spec(spec) for spec in asked.syntheses] or [*TABLE_2, "none"]
-    for spec in dict.fromkeys(named):
-        yield Row(spec, spec, folder(spec), like if spec != "dot" else None)
-    if not asked.syntheses and asked.match == "none":
-        label = f"dot, as large as {CONTROL}"
-        yield Row(label, "dot", f"{folder('dot')}-as-large-as-{CONTROL}", CONTROL)
+    rows, words = asked_rows(asked.syntheses, asked.positions, recipe, like)
+    dots = [row for row in rows if row.candidate]
+    if dots and asked.opponent not in (AUTO, CONFIGURED):
+        row = make_row(DOT, (f"{POSITIONS}={asked.opponent}",), recipe)
+        rows += [row] if row.folder not in {row.folder for row in rows} else []
+    kinds = tuple(challengers(recipe))
+    if len(dots) == 1 and dots[0].positions is None and asked.finds_opponent and kinds:
+        if asked.searches:
+            folder = f"{dots[0].folder}-best-positions"
+            rows.append(Row(CHOSEN, DOT, folder, candidate=True, offered=True, kinds=kinds))
+        else:  # no runs beside the table's: all of them are rows, and the report chooses
+            rows += [make_row(DOT, (f"{POSITIONS}={kind}",), recipe) for kind in kinds]
     if asked.baselines:
-        for name, variant in variants().items():
-            if variant.baseline and name not in named:
-                yield Row(name, name, folder(name), like, offered=True)
-        # A ponder cost rewards a model for halting before its later steps have learned anything.
-        universal = ("model.universal=true", "model.ponder_cost=0")
-        yield Row("universal", "dot", f"{folder('dot')}-universal", like, universal, offered=True)
+        rows += baselines(recipe, {row.spec for row in rows}, like)
+    return rows, words
 
 
 def _quicken(recipe: Recipe) -> tuple[str, ...]:
@@ -384,9 +436,13 @@ def _refuse_to_mix(plan: Plan) -> None:
     try:
         there = json.loads(read_regular(path))
         changed = differences(parse_recipe(there["shared"], str(path)), plan.shared)
-        for name, value in (("match", plan.asked.match), ("tune", plan.asked.tune)):
-            if there[name] != value:
-                changed.append(f"--{name}: {there[name]} -> {value}")
+        tried, trials = there["tune"], plan.asked.trials
+        for name, old, new, differs in (
+            ("match", there["match"], plan.asked.match, there["match"] != plan.asked.match),
+            ("tune", tried, trials, tried > trials or bool(tried) != bool(trials)),
+        ):
+            if differs:
+                changed.append(f"--{name}: {old} -> {new}")
         if there["data"] != plan.fingerprint:
             changed.append("the data have changed")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -4,13 +4,14 @@ evidence.py says what runs show of a difference and how sure it is; sequential.p
 words with one 5 % for a whole table. Here: margins, the rows of a table, and the sentence on top.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from synthesizer.errors import UserError
-from synthesizer.metrics import ROUGE, SCORES, Statistics
+from synthesizer.metrics import DOCUMENTS, ROUGE, SCORES, Statistics
 from synthesizer.spec import NONE, parse_spec, split_layers, variants
 from synthesizer.study.evidence import (
     FEWEST_SEEDS,
@@ -35,6 +36,7 @@ from synthesizer.study.sequential import (
     is_open,
 )
 
+DOT = "dot"
 FEWEST_UNITS = 30  # below that a report warns
 BITS = 0.02  # per byte: what a language model may lose and be no worse
 
@@ -95,6 +97,24 @@ class Measured:
     scores: Mapping[int, float]
     statistics: Mapping[int, Statistics]
     units: Units | None = None  # the document of each example
+
+    @classmethod
+    def read(
+        cls,
+        label: str,
+        runs: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]],
+        metric: str,
+    ) -> "Measured":
+        """From each seed's result.json and statistics.npz."""
+        scores = {
+            seed: float(result["metrics"][metric])
+            for seed, (result, _) in runs.items()
+            if metric in result.get("metrics", {})
+        }
+        arrays = {seed: found for seed, (_, found) in runs.items()}
+        statistics = {seed: found[metric] for seed, found in arrays.items() if metric in found}
+        units = next((found[DOCUMENTS] for found in arrays.values() if DOCUMENTS in found), None)
+        return cls(label, scores, statistics, units)
 
 
 @dataclass(frozen=True)
@@ -255,6 +275,7 @@ def answer(
     margin: str,
     *,
     higher_is_better: bool = True,
+    closing: Collection[str] = (),
 ) -> str:
     """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
     if not compared:
@@ -288,8 +309,13 @@ def answer(
     else:
         sentence = f"No verdict on {subject}: no row does without dot product"
     mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
+    larger = _labels([comparison for kind, comparison in kinds if kind == DOT], BETTER)
     also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
-    return f"{sentence} (margin {margin}){also}."
+    if mixed and larger:
+        also += f", and so {_claim(larger, '').strip()}"
+    open_ = [comparison.label for comparison in alone if comparison.label in closing]
+    so_far = f" So far: the gap of {_join(open_)} to dot still closes." if open_ else ""
+    return f"{sentence} (margin {margin}){also}.{so_far}"
 
 
 def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
@@ -303,7 +329,7 @@ def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
 
 
 def kind_of(spec: str) -> str:
-    """What a row is: synthetic (no dot product in it), mixed, none, or other (a baseline)."""
+    """What a row is: synthetic (no dot product in it), mixed, dot, none, or other (a baseline)."""
     try:
         terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
     except UserError:  # written by another version
@@ -313,7 +339,9 @@ def kind_of(spec: str) -> str:
     names = {term.name for term in terms}
     if names == {NONE}:
         return NONE
-    return "mixed" if "dot" in names else "synthetic"
+    if names == {DOT}:
+        return DOT
+    return "mixed" if DOT in names else "synthetic"
 
 
 def _labels(comparisons: Sequence[Comparison], *words: str) -> list[str]:
