@@ -88,7 +88,9 @@ def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
 
 
 def test_what_is_no_file_is_refused():
-    with pytest.raises(UserError, match="/dev/zero is not a regular file or a directory"):
+    with pytest.raises(
+        UserError, match="/dev/zero is a device or a file of the system; expected a regular"
+    ):
         open_source(Data(train="/dev/zero"), None)
 
 
