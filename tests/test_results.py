@@ -1,9 +1,11 @@
 """What the committed comparisons say, judged anew from their records."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from synthesizer.audit.cost import Point, most_heads, sentence
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
 
@@ -55,3 +57,15 @@ def test_a_row_that_was_left_out_keeps_its_name():
 def test_records_are_kept_without_weights(name):
     large = [path for path in (RESULTS / name).rglob("*.npz") if path.stat().st_size > 100_000]
     assert large == []
+
+
+def test_the_audit_of_minilm_says_what_its_curve_shows():
+    record = json.loads((RESULTS / "audit-minilm" / "audit.json").read_text())
+    points = [Point(**point) for point in record["curve"]]
+    best = most_heads(points, record["margin"])
+    assert (best.replaced, len(record["order"])) == (42, 72)
+    assert sentence(best, 72, record["margin"], record["metric"]) == record["sentence"]
+    assert most_heads(points, 1.0).replaced == 48
+    control = {point["replaced"]: point["value"] for point in record["control"]}
+    for point in points:
+        assert point.value > control.get(point.replaced, 0) + 1
