@@ -177,26 +177,25 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
-        layers = self.decoder.layers
         if cache is None and wanted.cache:
             new = SynthesizerCache if memory is None else encoder_decoder_cache
             cache = new(self.decoder.num_steps)
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         past = 0 if own is None else _past_of(own)
         context = self._context(self.decoder, x, attention_mask, position_ids, past, wanted)
-        memories = None
+        if own is not None:
+            context = replace(context, caches=own.layers)
         if memory is not None:
             if memory_mask is not None:
                 check_mask(memory_mask, x.shape[0], memory.shape[1])
-            context = replace(context, memory_mask=_unless_all_real(memory_mask))
             memories = [
                 remember(cache, index, layer.cross, memory)
-                for index, layer in enumerate(layers)
+                for index, layer in enumerate(self.decoder.layers)
                 if layer.cross is not None
             ]
-        caches = None if own is None else own.layers
-        output = self.decoder(x, context, caches=caches, memories=memories)
-        return _as_output(output, wanted, cache)
+            mask = _unless_all_real(memory_mask)
+            context = replace(context, memory_mask=mask, memories=memories)
+        return _as_output(self.decoder(x, context), wanted, cache)
 
     def _context(
         self,

@@ -3,6 +3,8 @@
 They behave as any other Hugging Face model; importing this file registers the Auto classes.
 """
 
+from typing import ClassVar, TypedDict, Unpack
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,16 +30,30 @@ from synthesizer.models.universal import ponder_loss
 IGNORED = -100
 
 
-class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
-    """A decoder that predicts each next token."""
+class Options(TypedDict, total=False):
+    """Keywords that every model passes on to its body."""
 
+    output_attentions: bool | None
+    output_hidden_states: bool | None
+
+
+class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
+    """A body and a head over the vocabulary."""
+
+    kind: ClassVar[str]
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
 
     def __init__(self, config: SynthesizerConfig) -> None:
-        super().__init__(config.of_kind("decoder"))
+        super().__init__(config.of_kind(self.kind))
         self.model = SynthesizerModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+
+class SynthesizerForCausalLM(LanguageModel):
+    """A decoder that predicts each next token."""
+
+    kind = "decoder"
 
     @can_return_tuple
     def forward(
@@ -49,10 +65,9 @@ class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, 
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[Options],
     ) -> CausalLMOutput:
         """Labels are the inputs themselves: the model shifts them; -100 is not scored."""
         output = self.model(
@@ -62,8 +77,7 @@ class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, 
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
+            **options,
         )
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
@@ -80,18 +94,10 @@ class SynthesizerForCausalLM(SynthesizerPreTrainedModel, SynthesizerGeneration, 
         )
 
 
-class SynthesizerForConditionalGeneration(
-    SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin
-):
+class SynthesizerForConditionalGeneration(LanguageModel):
     """An encoder and a decoder: from one text to another."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}  # noqa: RUF012
-
-    def __init__(self, config: SynthesizerConfig) -> None:
-        super().__init__(config.of_kind("encoder_decoder"))
-        self.model = SynthesizerModel(self.config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.post_init()
+    kind = "encoder_decoder"
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         return self.model.get_encoder()
@@ -116,10 +122,9 @@ class SynthesizerForConditionalGeneration(
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[Options],
     ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
         if labels is not None and decoder_input_ids is None:
@@ -133,8 +138,7 @@ class SynthesizerForConditionalGeneration(
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
+            **options,
         )
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
@@ -173,17 +177,15 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **options: Unpack[Options],
     ) -> ClassifierOutput:
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
+            **options,
         )
         pooled = pool(output.last_hidden_state, attention_mask, self.config.pooling)
         logits = self.score(self.dropout(pooled))

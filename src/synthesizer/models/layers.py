@@ -146,6 +146,8 @@ class Context:
     positions: Tensor  # (S,) or (B, S)
     memory_mask: Tensor | None = None  # (B, S of the memory)
     keep_weights: bool = False
+    caches: Sequence[Cache] | None = None  # one per layer, or per step of a universal model
+    memories: Sequence[tuple[Tensor, Tensor]] | None = None  # keys and values, one per layer
 
 
 class LayerOutput(NamedTuple):
@@ -270,28 +272,32 @@ class Stack(nn.Module):
         """How many layers a token goes through."""
         return len(self.layers)
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Context,
-        *,
-        caches: Sequence[Cache] | None = None,
-        memories: Sequence[tuple[Tensor, Tensor]] | None = None,
-    ) -> StackOutput:
-        """Carry embeddings x (B, T, D) up the layers; context.positions tells all S keys."""
+    def forward(self, x: Tensor, context: Context) -> StackOutput:
+        """Run embeddings x (B, T, D) through the layers; context.positions are of all S keys."""
         here, context = self.locate(x, context)
         x = self.dropout(self.positions(x, here))
         output = StackOutput(x)
-        for index, layer in enumerate(self.layers):
-            cache = None if caches is None else caches[index]
-            memory = None if memories is None else memories[index]
+        for index in range(len(self.layers)):
             output.states.append(x)
-            x, weights, cross_weights = layer(x, context, cache, memory)
-            output.weights.append(weights)
-            output.cross_weights.append(cross_weights)
+            x = self.run_layer(index, x, context, output)
         output.x = self.norm(x)
         output.states.append(output.x)
         return output
+
+    def run_layer(
+        self, index: int, x: Tensor, context: Context, output: StackOutput, step: int | None = None
+    ) -> Tensor:
+        """Run one layer with its memory and the cache of its step; weights go to output."""
+        caches, memories = context.caches, context.memories
+        x, weights, cross_weights = self.layers[index](
+            x,
+            context,
+            None if caches is None else caches[index if step is None else step],
+            None if memories is None else memories[index],
+        )
+        output.weights.append(weights)
+        output.cross_weights.append(cross_weights)
+        return x
 
     def locate(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """The positions of x, and the context with the relative bias."""

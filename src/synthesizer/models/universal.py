@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.layer import Cache
 from synthesizer.models.layers import Context, Layer, Shape, Stack, StackOutput
 
 FIRST_HALT = 0.1  # of a new model's output, the share that stops before the last step, at most
@@ -99,30 +98,16 @@ class UniversalStack(nn.Module):
         """The one layer."""
         return self.stack.layers
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Context,
-        *,
-        caches: Sequence[Cache] | None = None,
-        memories: Sequence[tuple[Tensor, Tensor]] | None = None,
-    ) -> StackOutput:
-        """Carry embeddings x (B, T, D) through all steps; caches are one per step."""
-        stack, layer = self.stack, self.layers[0]
+    def forward(self, x: Tensor, context: Context) -> StackOutput:
+        """Run embeddings x (B, T, D) through all steps."""
+        stack = self.stack
         here, context = stack.locate(x, context)
         x, progress, output = stack.dropout(x), Progress.start(x), StackOutput(x)
         y = torch.zeros_like(x)
         for step in range(self.num_steps):
             output.states.append(x)
             signalled = stack.positions(x, here) + self.signals.weight[step]
-            new, weights, cross_weights = layer(
-                signalled,
-                context,
-                None if caches is None else caches[step],
-                None if memories is None else memories[0],
-            )
-            output.weights.append(weights)
-            output.cross_weights.append(cross_weights)
+            new = stack.run_layer(0, signalled, context, output, step)
             if self.halting is None or self.halt_at is None:
                 x = y = new
                 continue
