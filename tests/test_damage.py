@@ -241,3 +241,36 @@ def test_errors_of_the_file_system_are_one_line(monkeypatch, capsys, tmp_path):
         "synthesizer: error: /some/file: No space left on device; "
         "free some space and run the same command again\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.max_len=1000000", r"this model takes [\d,.]+ GB of weights and gradients, most in"),
+        (
+            "model.d_ff=16777216 model.d_model=16384",
+            r"the machine has [\d,.]+ GB; lower model.max_len",
+        ),
+        ("model.d_ff=4611686018427387904", r"expected less than or equal to 16777216"),
+        ("train.accumulate=1000000000000000000", r"expected less than or equal to 65536"),
+        ("evaluate.length_penalty=1e300", r"expected less than or equal to 10"),
+        ("train.lr=inf", r"expected a finite number"),
+        ("model.num_layers=1000000000", r"expected less than or equal to 1024"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_allocated(tmp_path, change, words):
+    with pytest.raises(UserError, match=words):
+        fit(language_model(tmp_path, *change.split()), Run(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_more_files_than_a_corpus_has_is_refused(tmp_path, monkeypatch):
+    """The root of a file system was walked for minutes."""
+    from synthesizer.data import sources
+
+    monkeypatch.setattr(sources, "MAX_FILES", 10)
+    for number in range(11):
+        (tmp_path / f"{number}.txt").write_text("text")
+    recipe = language_model(tmp_path, f"data.train={tmp_path}")
+    with pytest.raises(UserError, match=r"holds more than 10 files; name a directory of text"):
+        fit(recipe, Run(tmp_path / "run"))

@@ -23,6 +23,7 @@ from synthesizer.untrusted import check_expansion, check_regular_file, expansion
 
 SPLITS = ("train", "validation", "test")
 
+MAX_FILES = 100_000  # below a directory of text
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
 _HEADER_CELL = re.compile(r"[^\W\d][\w-]*( [\w-]+){0,2}")
 _INDEX = "index"  # the name of a csv's first column where pandas wrote none
@@ -317,8 +318,16 @@ def _text_folder(folder: Path) -> Iterator[Row]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [path for path in files if not path.relative_to(folder).as_posix().startswith(".")]
+    files: list[Path] = []
+    for place, _, names in os.walk(folder):
+        files += [Path(place, name) for name in names]
+        if len(files) > MAX_FILES:
+            raise UserError(
+                f"{folder} holds more than {MAX_FILES:,} files; name a directory of text files "
+                "alone, or put their texts into one .txt, .jsonl or .parquet file"
+            )
+    whole = [path for path in sorted(files) if path.is_file()]
+    return [path for path in whole if not path.relative_to(folder).as_posix().startswith(".")]
 
 
 def _from_corpus(name: str) -> Source:

@@ -1,5 +1,6 @@
 """What the verbs of the command line share: options with one meaning, and printing (no torch)."""
 
+import os
 import shutil
 import sys
 from textwrap import fill
@@ -61,6 +62,8 @@ def check_choice(option: str, value: str | None, allowed: tuple[str | None, ...]
 
 def silence_libraries() -> None:
     """Keep the libraries' own progress bars and advice off the screen."""
+    # Read when torch is imported: its threads write warnings of the profiler past Python's filters.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         from transformers.utils import logging
     except ImportError:

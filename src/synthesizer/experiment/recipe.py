@@ -50,6 +50,9 @@ TASKS = {
 _SIZE = sizes.RECIPE_DEFAULTS
 
 Positive = Annotated[int, Field(gt=0)]
+Layers = Annotated[int, Field(gt=0, le=1024)]
+Width = Annotated[int, Field(gt=0, le=2**24)]  # beyond any machine, and products still count
+Length = Annotated[int, Field(ge=2, le=2**24)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Files = str | tuple[str, ...]
 Column = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
@@ -71,7 +74,7 @@ def _known_positions(text: str) -> str:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Data(_Part):
@@ -107,7 +110,7 @@ class Text(_Part):
     """How text becomes token numbers."""
 
     kind: Literal["bpe", "word", "byte"] = "bpe"
-    vocab_size: Positive = 8000
+    vocab_size: Width = 8000
     share: Literal["joint", "separate"] = "joint"  # learn on both sides, or half from each
     tokenizer: str | None = None  # an existing tokenizer directory instead
 
@@ -116,13 +119,13 @@ class Model(_Part):
     """The shape of the model, in the words of SynthesizerConfig."""
 
     kind: Kind | None = None  # follows from the task
-    d_model: Positive = _SIZE.d_model
-    num_heads: Positive = _SIZE.num_heads
-    num_layers: Positive = _SIZE.num_layers
-    num_decoder_layers: Positive | None = None  # as num_layers
-    d_ff: Positive | None = None  # 4 d_model
-    max_len: Annotated[int, Field(ge=2)] = _SIZE.max_len
-    decoder_max_len: Annotated[int, Field(ge=2)] | None = None  # as max_len
+    d_model: Width = _SIZE.d_model
+    num_heads: Width = _SIZE.num_heads
+    num_layers: Layers = _SIZE.num_layers
+    num_decoder_layers: Layers | None = None  # as num_layers
+    d_ff: Width | None = None  # 4 d_model
+    max_len: Length = _SIZE.max_len
+    decoder_max_len: Length | None = None  # as max_len
     norm: sizes.Norm = _SIZE.norm
     norm_position: sizes.NormPosition = _SIZE.norm_position
     activation: sizes.Activation = _SIZE.activation
@@ -143,7 +146,7 @@ class Train(_Part):
 
     steps: Positive = 1000
     batch_tokens: Positive = 4096  # padded tokens of one batch over all processes
-    accumulate: Positive = 1  # batches per step
+    accumulate: Annotated[int, Field(gt=0, le=2**16)] = 1  # batches per step
     lr: Annotated[float, Field(gt=0)] = 1e-3  # the highest rate, reached at the end of warm-up
     schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
     warmup: Annotated[int, Field(ge=0)] = 100
@@ -170,8 +173,8 @@ class Evaluate(_Part):
     every: Positive = 500
     limit: Positive | None = None  # of validation, or of each set of a mixture; test is whole
     batch_tokens: Positive = 8192
-    beam: Positive = 4
-    length_penalty: float = 0.6  # the alpha of:
+    beam: Annotated[int, Field(gt=0, le=1024)] = 4
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 0.6  # the alpha of:
     length_penalty_form: Literal["power", "wu"] = "power"  # length^alpha, ((5 + length) / 6)^alpha
     max_new_tokens: Positive | None = None  # as decoder_max_len
     samples: Annotated[int, Field(ge=0)] = 5

@@ -3,13 +3,18 @@
 import ctypes
 import os
 import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 
+_LOST = re.compile("gloo|nccl|connection (closed|reset|refused)|broken pipe|recv", re.IGNORECASE)
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Environment variables in which a launcher says how many processes there are."""
 
@@ -27,6 +32,32 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
     if on_cpu:
         _keep_freed_memory()
     return Accelerator(mixed_precision="no", cpu=on_cpu)
+
+
+def compare_recipes(accelerator: Accelerator, recipe: Recipe) -> None:
+    """Refuse to train where processes were started with different recipes: each would go on."""
+    texts = gather_object([dump(recipe)]) if accelerator.num_processes > 1 else []
+    first = parse_recipe(texts[0]) if texts else recipe
+    for number, text in enumerate(texts):
+        if changed := differences(first, parse_recipe(text)):
+            raise UserError(
+                f"process {number} was started with another recipe than process 0 "
+                f"({'; '.join(changed)}); start all of them with the same command"
+            )
+
+
+@contextmanager
+def one_line_for_lost_processes(accelerator: Accelerator) -> Iterator[None]:
+    """Say what a backend's error means: another process of this training is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes == 1 or not _LOST.search(str(error)):
+            raise
+        raise UserError(
+            f"process {accelerator.process_index}: another process of this training ended; "
+            "see what it said, and run the same command to continue from the last checkpoint"
+        ) from None
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:

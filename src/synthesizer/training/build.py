@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from synthesizer.experiment.recipe import Recipe
 from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.cost import sketch
 from synthesizer.models.heads import MODELS
 from synthesizer.spec import import_modules, unregistered
 from synthesizer.untrusted import check_regular_file, read_regular
+
+FLOAT = 4  # bytes
 
 
 def build_config(
@@ -40,6 +46,11 @@ def rough_config(recipe: Recipe) -> SynthesizerConfig:
     return SynthesizerConfig(**_chosen(recipe), vocab_size=recipe.text.vocab_size)
 
 
+def check_size(recipe: Recipe) -> None:
+    """Refuse sizes that no vocabulary could make fit: before the data are read."""
+    check_memory(SynthesizerConfig(**_chosen(recipe), vocab_size=8))
+
+
 def import_functions(recipe: Recipe) -> None:
     """Import what registers the functions that a recipe names, unless they are known already."""
     if unregistered((recipe.synthesis, recipe.decoder_synthesis or "")):
@@ -51,12 +62,45 @@ def build_model(
 ) -> SynthesizerPreTrainedModel:
     """The model of a recipe before its first step."""
     config = build_config(recipe, tokenizer, labels)
+    check_memory(config)
     model = MODELS[str(config.kind)](config)
     initialize_by_name(model, recipe.seed)
     if recipe.train.start_from is not None:
         import_modules(recipe.imports)  # the other run's functions, where this recipe names them
         start_from(model, Path(recipe.train.start_from), recipe.seed)
     return model
+
+
+def check_memory(config: SynthesizerConfig) -> None:
+    """Refuse a model whose weights and gradients this machine cannot hold, before it is built."""
+    try:
+        sizes = {name: tuple(p.shape) for name, p in sketch(config).named_parameters()}
+        needed = 2 * FLOAT * sum(math.prod(shape) for shape in sizes.values())
+        name = max(sizes, key=lambda name: math.prod(sizes[name]), default="")
+        cause = f"{needed / 1e9:,.1f} GB of weights and gradients, most in {name} {sizes[name]}"
+    except UserError:
+        raise
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if "size" not in str(error) and "overflow" not in str(error).lower():
+            raise
+        needed, cause = math.inf, "more bytes than can be counted"
+    there = machine_memory()
+    if there is not None and needed > there:
+        raise UserError(
+            f"this model takes {cause}, and the machine has {there / 1e9:,.1f} GB; lower "
+            "model.max_len, model.d_model, model.d_ff or model.num_layers, or choose another "
+            "synthesis"
+        )
+
+
+def machine_memory() -> int | None:
+    """The bytes of memory that this machine has or that its control group may use."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        there = min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return there
 
 
 def initialize_by_name(model: SynthesizerPreTrainedModel, seed: int) -> None:

@@ -26,8 +26,19 @@ from synthesizer.experiment.run import Run, provenance
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
-from synthesizer.training.accelerator import autocast, open_accelerator
-from synthesizer.training.build import build_model, load_weights, stable_seed, unique_weights
+from synthesizer.training.accelerator import (
+    autocast,
+    compare_recipes,
+    one_line_for_lost_processes,
+    open_accelerator,
+)
+from synthesizer.training.build import (
+    build_model,
+    check_size,
+    load_weights,
+    stable_seed,
+    unique_weights,
+)
 from synthesizer.training.checkpoint import Checkpointer, numbered, take_weights
 from synthesizer.training.evaluate import evaluate
 from synthesizer.training.finish import finish
@@ -67,7 +78,13 @@ def fit(
     accelerator = open_accelerator(recipe)
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
-    with run.held(recipe, progress.say) if main else nullcontext(), Interruption() as interruption:
+    compare_recipes(accelerator, recipe)
+    check_size(recipe)
+    with (
+        one_line_for_lost_processes(accelerator),
+        run.held(recipe, progress.say) if main else nullcontext(),
+        Interruption() as interruption,
+    ):
         with accelerator.main_process_first():
             prepare_kernel()
             task = build_task(recipe)
