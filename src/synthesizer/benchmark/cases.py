@@ -4,7 +4,7 @@ Every case is one call, ready to run; its module and inputs exist already.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Setting:
     num_layers: int
     vocab_size: int
     device: str
+    threads: int = 1
+    compiled: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +68,7 @@ def count_flops(name: str, setting: Setting) -> int | None:
     """Multiplications and additions of one call on the plain path; None for what has none."""
     if name in (*PEERS, GPT2):
         return None
-    case = build_case(name.removesuffix(FROZEN), setting, path="plain")
+    case = build_case(name.removesuffix(FROZEN), replace(setting, compiled=False), path="plain")
     with FlopCounterMode(display=False) as counter:
         case.work()
     return counter.get_total_flops()
@@ -106,7 +108,8 @@ def _sublayer(name: str, setting: Setting) -> tuple[nn.Module, Callable[..., Ten
         return module, lambda: module(x, x, x, **options)[0], x
     size = Size(setting.d_model, setting.num_heads, setting.length)
     module = build_mixer(name.removesuffix(FROZEN), size, causal=causal).to(setting.device)
-    return module, lambda: module(x, attention_mask=mask), x
+    run = torch.compile(module, fullgraph=True) if setting.compiled else module
+    return module, lambda: run(x, attention_mask=mask), x
 
 
 def _mask(setting: Setting) -> Tensor | None:
@@ -132,8 +135,7 @@ def _train(name: str, setting: Setting) -> Case:
 
 def _inference(name: str, setting: Setting) -> Case:
     module, forward, x = _sublayer(name, setting)
-    module.eval()
-    module.requires_grad_(False)
+    module.eval()  # parameters still learn: without, nn.MultiheadAttention takes a slower path
     x.requires_grad_(False)
     if name.endswith(FROZEN):
         if not isinstance(module, SyntheticAttention):

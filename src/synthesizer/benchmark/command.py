@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from synthesizer.errors import UserError
 from synthesizer.experiment.console import Imports, Plain, print_table, say, silence_libraries
 from synthesizer.spec import import_modules
 
@@ -34,7 +35,19 @@ def bench(
     num_heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
     num_layers: Annotated[int, typer.Option(min=1, help="Layers, in modes with a model.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds over all variants.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Annotated[str, typer.Option(help="CPU threads; several as 1,2.")] = "1",
+    vocab_size: Annotated[int, typer.Option(min=3, help="Tokens, in modes with a model.")] = 8000,
+    small: Annotated[
+        bool,
+        typer.Option(
+            "--small",
+            help="The sizes of the recipe python-docs: width 64, 4 heads, 2 layers, length 64, "
+            "batch 32, 260 tokens.",
+        ),
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile each sublayer by torch.compile.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     peers: Annotated[
         bool, typer.Option("--peers", help="Also time torch.nn.MultiheadAttention and GPT-2.")
@@ -49,11 +62,11 @@ def bench(
     """Time every variant against dot-product attention, in the same rounds."""
     import_modules(imports or ())
     silence_libraries()
-    import torch
-
     from synthesizer.benchmark import measure
 
-    torch.set_num_threads(threads)
+    if small:
+        d_model, num_heads, num_layers, tokens, vocab_size = 64, 4, 2, 2048, 260
+        lengths = [64]
     defaults = measure.Plan()
     plan = measure.Plan(
         variants=tuple(variants or defaults.variants),
@@ -67,6 +80,9 @@ def bench(
         rounds=rounds,
         device=device,
         peers=peers,
+        vocab_size=vocab_size,
+        threads=_numbers(threads),
+        compiled=compiled,
     )
     if explain:
         from synthesizer.benchmark.explain import explain as explain_paths
@@ -86,3 +102,11 @@ def bench(
         where = f"{row.mode} {row.view} T={row.length}"
         say(f"{where:28} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
     say(str(write(result, "synthesizer " + " ".join(sys.argv[1:]), out)))
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    """1,2 as numbers."""
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError:
+        raise UserError(f"--threads is {given!r}; expected numbers such as 1 or 1,2") from None

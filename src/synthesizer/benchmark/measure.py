@@ -71,6 +71,8 @@ class Plan:
     rounds: int = 5
     device: str = "cpu"
     peers: bool = False
+    threads: tuple[int, ...] = (1,)
+    compiled: bool = False  # every module by torch.compile, in one graph
 
     def __post_init__(self) -> None:
         for mode in self.modes:
@@ -79,25 +81,30 @@ class Plan:
         for view in self.views:
             if view not in VIEWS:
                 raise UserError(f"unknown view {view!r}; choose from {', '.join(VIEWS)}")
-        if self.rounds < 1 or min(self.lengths) < 1:
-            raise UserError("rounds and lengths must be at least 1")
+        if min(self.rounds, *self.lengths, *self.threads) < 1:
+            raise UserError("rounds, lengths and threads must be at least 1")
+        if self.compiled and set(self.modes) - {"train", "inference"}:
+            raise UserError("only the modes train and inference are compiled; leave the others out")
 
     def settings(self) -> Iterator[Setting]:
         """Every comparison: one mode, view and length; a whole model has its own view."""
         for mode in self.modes:
             for view in self.views if mode in ("train", "inference") else ("",):
                 for length in self.lengths:
-                    yield Setting(
-                        mode,
-                        view,
-                        length,
-                        max(1, self.tokens // length),
-                        self.d_model,
-                        self.num_heads,
-                        self.num_layers,
-                        self.vocab_size,
-                        self.device,
-                    )
+                    for threads in self.threads:
+                        yield Setting(
+                            mode,
+                            view,
+                            length,
+                            max(1, self.tokens // length),
+                            self.d_model,
+                            self.num_heads,
+                            self.num_layers,
+                            self.vocab_size,
+                            self.device,
+                            threads,
+                            self.compiled,
+                        )
 
     def names(self, setting: Setting) -> list[str]:
         """Who is compared in a setting, dot first."""
@@ -130,6 +137,8 @@ class Row:
     peak_bytes: int | None
     flops: int | None
     gemm_fraction: float | None  # of this machine's rate for a large matrix product
+    threads: int = 1
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,12 +158,16 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     """Measure everything in the plan, each setting in rounds of all its variants."""
     prepare()
     device = torch.device(plan.device)
+    torch.set_num_threads(plan.threads[0])
     rate = gemm_rate(device)
     result = Result(plan, machine(device, rate))
     settings = list(plan.settings())
     total, done = len(settings) * (plan.rounds + 1), 0
     for setting in settings:
         what = f"{setting.mode} {setting.view} length {setting.length}"
+        if setting.threads != torch.get_num_threads():
+            torch.set_num_threads(setting.threads)
+            rate = gemm_rate(device)
         tell(done, total, what)
         names = plan.names(setting)
         cases = [build_case(name, setting) for name in names]
@@ -202,6 +215,8 @@ def _row(
         peak_bytes=peak,
         flops=flops,
         gemm_fraction=None if flops is None else flops / timing.best / rate,
+        threads=setting.threads,
+        compiled=setting.compiled,
     )
 
 
@@ -210,6 +225,7 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
+        "load": [round(load, 1) for load in os.getloadavg()],
         "clock": clock_name(device),
         "torch": torch.__version__,
         "gemm_flops_per_second": round(rate),
