@@ -8,6 +8,7 @@ import pytest
 from synthesizer.benchmark import explain as explain_module
 from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
 from synthesizer.benchmark.clock import Timing
+from synthesizer.benchmark.command import _numbers
 from synthesizer.benchmark.explain import explain
 from synthesizer.benchmark.measure import Plan, bench
 from synthesizer.benchmark.write import write
@@ -97,9 +98,25 @@ def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):
     [
         ({"modes": ("nap",)}, "unknown mode 'nap'; choose from train, inference, lm"),
         ({"views": ("up",)}, "unknown view 'up'; choose from causal, full, padded"),
-        ({"rounds": 0}, "rounds and lengths must be at least 1"),
+        ({"rounds": 0}, "rounds, lengths and threads must be at least 1"),
     ],
 )
 def test_a_plan_that_cannot_be_measured_is_refused(wrong, message):
     with pytest.raises(UserError, match=message):
         Plan(**wrong)
+
+
+def test_a_plan_measures_every_number_of_threads():
+    settings = list(Plan(modes=("train",), views=("causal",), threads=(1, 2)).settings())
+    assert [setting.threads for setting in settings] == [1, 2]
+
+
+def test_only_sublayers_are_compiled():
+    with pytest.raises(UserError, match="only the modes train and inference are compiled"):
+        Plan(modes=("lm",), compiled=True)
+
+
+def test_threads_that_are_no_numbers_are_refused():
+    assert _numbers("1,2") == (1, 2)
+    with pytest.raises(UserError, match=r"--threads is 'two'; expected numbers such as 1 or 1,2"):
+        _numbers("two")

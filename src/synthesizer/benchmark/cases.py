@@ -135,8 +135,10 @@ def _train(name: str, setting: Setting) -> Case:
 
 def _inference(name: str, setting: Setting) -> Case:
     module, forward, x = _sublayer(name, setting)
-    module.eval()  # parameters still learn: without, nn.MultiheadAttention takes a slower path
+    module.eval()
     x.requires_grad_(False)
+    if name not in PEERS:  # frozen parameters send nn.MultiheadAttention to a slower path
+        module.requires_grad_(False)
     if name.endswith(FROZEN):
         if not isinstance(module, SyntheticAttention):
             raise UserError(f"{name!r}: only tables freeze; leave 'frozen' out")

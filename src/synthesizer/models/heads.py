@@ -82,8 +82,9 @@ class SynthesizerForCausalLM(LanguageModel):
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
-            targets = labels[:, 1:]
-            loss = model_loss(self, logits[:, :-1], targets, num_items_in_batch, output.ponder_cost)
+            # the labels move, not the logits: cutting off their last row would copy them all
+            targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            loss = model_loss(self, logits, targets, num_items_in_batch, output.ponder_cost)
         return CausalLMOutput(
             loss=loss,
             logits=logits,
