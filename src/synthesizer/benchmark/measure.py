@@ -225,7 +225,6 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
-        "load": [round(load, 1) for load in os.getloadavg()],
         "clock": clock_name(device),
         "torch": torch.__version__,
         "gemm_flops_per_second": round(rate),
