@@ -501,3 +501,29 @@ def test_a_reader_learns_what_to_distrust(tmp_path):
     told = "\n".join(notes(summary))
     assert "FEW TEST DOCUMENTS: the test set counts as 20.0 independent ones, fewer than 30" in told
     assert "counts as independent" not in told
+
+
+def test_speeds_of_unlike_machines_are_not_compared(tmp_path):
+    """One row ran on a GPU, another on two kinds of processor: neither stands beside dot."""
+    home = tmp_path / "study"
+    kinds = {
+        "dot": [("cpu", "A")] * 2,
+        "random": [("cpu", "A")] * 2,
+        "dense": [("H100", "A")] * 2,
+        "none": [("cpu", "A"), ("cpu", "B")],
+    }
+    for spec, own in kinds.items():
+        for seed, (device, processor) in enumerate(own, start=1):
+            path = make_run(home / spec / f"seed{seed}", spec, seed, 0.5) / "result.json"
+            told = json.loads(path.read_text()) | {"device": device, "processor": processor}
+            path.write_text(json.dumps(told | {"host": f"host-{device}-{processor}"}))
+    (summary,) = summarize_all([home])
+    relative = {line.row.label: line.relative for line in summary.lines}
+    assert relative["random"]["training"] == 2.0
+    assert relative["dense"]["training"] is None
+    assert relative["none"]["training"] is relative["none"]["decoding"] is None
+    assert relative["dense"]["flops"] == 1.0
+    write_report([home])
+    text = (home / "report.md").read_text()
+    assert "these runs were made on 3: cpu on A, threads: 1; H100 on A" in text
+    assert "host: host-cpu-A; host-H100-A; host-cpu-B" in text

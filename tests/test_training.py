@@ -224,10 +224,26 @@ def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_curves_for_tensorboard_are_written_by_option(tmp_path):
+def test_a_tracker_gets_the_lines_of_metrics_by_option(tmp_path):
     pytest.importorskip("tensorboard")
-    fit(language_model(tmp_path, "train.steps=3"), Run(tmp_path / "run"), tensorboard=True)
-    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = Run(tmp_path / "run")
+    fit(language_model(tmp_path, "train.steps=6"), run, tracker="tensorboard")
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    logged = [line["loss"] for line in run.metrics() if "loss" in line]
+    tracked = [event.value for event in events.Scalars("train/loss")]
+    assert tracked == pytest.approx(logged)
+    assert events.Scalars("validation/bits_per_byte")
+
+
+def test_a_tracker_that_is_unknown_or_not_installed_is_named(tmp_path):
+    recipe = language_model(tmp_path)
+    with pytest.raises(UserError, match=r"--track is 'wand'; choose from .*wandb"):
+        fit(recipe, Run(tmp_path / "run"), tracker="wand")
+    with pytest.raises(UserError, match="--track needs swanlab, which is not installed"):
+        fit(recipe, Run(tmp_path / "run"), tracker="swanlab")
 
 
 def test_a_result_can_be_read_by_any_json_reader(whole):

@@ -3,6 +3,7 @@ what it needs when it is called, so that --help, list and recipes start at once.
 """
 
 import errno
+import sys
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from synthesizer.experiment.console import Imports, print_table, say, say_aside
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.report.command import report
 from synthesizer.spec import ALIASES, import_modules, variants
-from synthesizer.study.command import compare
+from synthesizer.study.command import compare, name_plan
 from synthesizer.training.command import evaluate, generate, train
 from synthesizer.untrusted import printable
 
@@ -100,7 +101,8 @@ for verb in (train, evaluate, generate, compare, report, bench, audit, convert):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 is success, 2 a user's mistake, 130 interrupted."""
     try:
-        app(args=arguments, prog_name="synthesizer")
+        words = sys.argv[1:] if arguments is None else arguments
+        app(args=name_plan(words), prog_name="synthesizer")
     except UserError as error:
         say_aside(f"synthesizer: error: {printable(str(error))}")
         return 2

@@ -26,6 +26,10 @@ Verify = Annotated[
         "--verify/--no-verify", help="Compare the run's files with the sha256 in manifest.json."
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Also log to a tracker: tensorboard, wandb, mlflow, ..."),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines, no progress bar.")]
 
 

@@ -33,7 +33,11 @@ def manifest_text(folder: Path, more: dict[str, str]) -> str:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         own = path.is_file() and not path.name.startswith(".") and path.name not in UNREAD
-        if own and name != MANIFEST and not name.startswith(("checkpoints/", "tensorboard/")):
+        if (
+            own
+            and name != MANIFEST
+            and not name.startswith(("checkpoints/", "tensorboard/", "tracking/", "wandb/"))
+        ):
             files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, sync=True)}
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         if "-" not in path.stem:  # step-N and best-N go when the run is finished

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from synthesizer.experiment.console import (
     Imports,
+    Plain,
     Verify,
     missing_extra,
     print_table,
@@ -28,11 +29,19 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default the first DIR.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the runs of a study until all are finished.")
+    ] = False,
+    plain: Plain = False,
     imports: Imports = None,
     verify: Verify = True,
 ) -> None:
     """Write report.html, report.md and table.csv from run directories."""
     import_modules(imports or ())
+    if watch:
+        from synthesizer.study.watch import watch as watch_study
+
+        watch_study(dirs[0], plain=plain)
     print_report(dirs, out, verify=verify)
 
 

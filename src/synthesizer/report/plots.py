@@ -22,7 +22,7 @@ from synthesizer.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer.report.summary import Line, Summary
+from synthesizer.report.summary import Line, Summary, machines
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.tune import learning_rate_of
 
@@ -110,8 +110,11 @@ def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]]
 
 def quality_and_speed(summary: Summary) -> str:
     """Every row's metric against its training speed, and the rows that no other beats in both."""
+    relative = any(line.relative["training"] for line in summary.lines)
+    if not relative and len(machines(summary.finished)) > 1:
+        return ""
     shown = [
-        (line.index, line, line.relative["training"] or line.cost["training"], line.mean)
+        (line.index, line, (line.relative if relative else line.cost)["training"], line.mean)
         for line in summary.drawn
     ]
     points = [
@@ -121,7 +124,6 @@ def quality_and_speed(summary: Summary) -> str:
     ]
     if len(points) < 2:
         return ""
-    relative = any(line.relative["training"] for line in summary.lines)
     sign = 1 if summary.higher_is_better else -1
     with drawing(3.6) as (figure, axes):
         if sign < 0:

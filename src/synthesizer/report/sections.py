@@ -36,7 +36,7 @@ from synthesizer.report.plots import (
 )
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import floors, reliability
-from synthesizer.report.summary import MISSING, Opponent, Summary
+from synthesizer.report.summary import MISSING, Opponent, Summary, machines
 from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
 
 MOST_SAMPLES = 3
@@ -115,6 +115,11 @@ def notes(summary: Summary) -> list[str]:
         said.append(
             f"Every variant was pretrained first by {before['recipe']}, {before['steps']:,} steps, "
             "with the same synthesis and seed."
+        )
+    if len(kinds := machines(summary.finished)) > 1:
+        said.append(
+            "Speeds stand beside dot's only where both were measured on machines of one kind; "
+            f"these runs were made on {len(kinds)}: {'; '.join(kinds)}."
         )
     left = _without_bias(summary)
     if left:
@@ -383,11 +388,11 @@ def _facts(summary: Summary) -> list[str]:
         ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
         for result in results
     ]
-    machines = [f"{r.get('device', '?')}, threads: {r.get('threads', '?')}" for r in results]
     found = [
         ("commit", _distinct(str(result.get("commit") or "not known") for result in results)),
         ("versions", _distinct(versions)),
-        ("machine", _distinct(machines)),
+        ("machine", "; ".join(machines(summary.finished))),
+        ("host", _distinct(str(result["host"]) for result in results if "host" in result)),
         ("seeds", _distinct(str(run.seed) for run in summary.finished)),
         ("data", _distinct(str(r.get("data", {}).get("origin", "not known")) for r in results)),
     ]

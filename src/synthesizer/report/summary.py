@@ -159,6 +159,9 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 }
 
 
+SPEEDS = ("training", "decoding")  # which depend on the machine
+
+
 def summarize(study: Study) -> Summary:
     """Put a study into numbers."""
     finished = [run for row in study.rows for run in row.finished]
@@ -212,8 +215,21 @@ def base_of(study: Study, row: Row) -> Row | None:
 
 
 def _base_cost(study: Study, row: Row) -> dict[str, float | None]:
+    """What a row's costs are divided by; no speed where the machines differ."""
     base = base_of(study, row)
-    return _cost(base) if base is not None else dict.fromkeys(COSTS)
+    if base is None:
+        return dict.fromkeys(COSTS)
+    alike = len(machines([*row.finished, *base.finished])) == 1
+    return {name: v if alike or name not in SPEEDS else None for name, v in _cost(base).items()}
+
+
+def machines(runs: Sequence[Record]) -> list[str]:
+    """The kinds of machine that runs were made on: what decides how fast they are."""
+    kinds: dict[str, None] = {}
+    for result in (run.result or {} for run in runs):
+        device = " on ".join(str(result[k]) for k in ("device", "processor") if k in result)
+        kinds[f"{device or '?'}, threads: {result.get('threads', '?')}"] = None
+    return list(kinds)
 
 
 def _opponents(study: Study, asked: dict[str, Any]) -> Iterator[Opponent]:

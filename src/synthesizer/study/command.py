@@ -7,7 +7,26 @@ from typing import Annotated
 
 import typer
 
-from synthesizer.experiment.console import Imports, Overrides, Plain, say, say_aside, say_wrapped
+from synthesizer.experiment.console import (
+    Imports,
+    Overrides,
+    Plain,
+    Track,
+    check_choice,
+    say,
+    say_aside,
+    say_wrapped,
+)
+
+PLANS = ("commands", "slurm")
+
+
+def name_plan(words: list[str]) -> list[str]:
+    """The words of a command line, where --plan alone means --plan commands."""
+    named = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        named += [word, PLANS[0]] if word == "--plan" and after not in PLANS else [word]
+    return named
 
 
 def compare(
@@ -97,8 +116,12 @@ def compare(
         typer.Option(metavar="ROW", help="Also compare all rows with this one; may be repeated."),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print one train command per run; train nothing.")
-    ] = False,
+        str | None,
+        typer.Option(
+            metavar="[slurm]", help="Print one train command per run, or a Slurm array script."
+        ),
+    ] = None,
+    track: Track = None,
     overrides: Overrides = None,
     imports: Imports = None,
     plain: Plain = False,
@@ -124,6 +147,7 @@ def compare(
         jobs=jobs,
         cluster=cluster,
         gpus=gpus,
+        track=track,
         match=match,
         tune=tune,
         margin=margin,
@@ -138,6 +162,10 @@ def compare(
         out=out,
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
+    check_choice("--plan", plan, (None, *PLANS))
+    if plan == "slurm":
+        say(study.slurm_script(asked, say_aside))
+        return
     if plan:
         for line in study.list_commands(asked, say_aside):
             say(line)

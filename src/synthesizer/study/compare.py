@@ -23,6 +23,7 @@ from synthesizer.study.plan import FOUND, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
 from synthesizer.study.sequential import is_open
+from synthesizer.study.slurm import array_script
 from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
 from synthesizer.study.verdict import Measured, judge
 
@@ -88,12 +89,24 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
 
 
 def list_commands(asked: Asked, say: Say) -> list[str]:
-    """The single runs of a comparison as commands; study.json is written for their report."""
+    """The single runs of a comparison as commands, in an order that keeps pretraining first."""
+    runs = _commands_by_run(asked, say)[1]
+    return [command for stage in zip(*runs, strict=True) for command in stage]
+
+
+def slurm_script(asked: Asked, say: Say) -> str:
+    """The single runs of a comparison as a Slurm array."""
+    plan, runs = _commands_by_run(asked, say)
+    return array_script(runs, plan.out, jobs=asked.jobs, gpus=asked.gpus)
+
+
+def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
+    """For every run the commands that make it; study.json is written for their report."""
     asked = replace(asked, lists_commands=True)
     if asked.trials:
         raise UserError(
             "--plan cannot list the runs of --tune, whose learning rates are not chosen yet; "
-            "leave one of them out"
+            "leave one of them out, or use --cluster"
         )
     plan = draw_up(asked)
     for line in plan.words:
@@ -103,9 +116,8 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     stages = (True, False) if asked.pretrain else (False,)
-    return [
-        plan.command(row, seed, pretraining=stage)
-        for stage in stages
+    return plan, [
+        [plan.command(row, seed, pretraining=stage) for stage in stages]
         for seed in plan.seeds
         for row in rows
     ]
@@ -179,7 +191,13 @@ def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain:
 
 def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines) -> None:
     orders = [
-        {"do": "train", "recipe": dump(job.recipe), "path": str(job.path), "split": job.split}
+        {
+            "do": "train",
+            "recipe": dump(job.recipe),
+            "path": str(job.path),
+            "split": job.split,
+            "tracker": plan.asked.track,
+        }
         for job in jobs
     ]
     for index, event in pool.run(orders):

@@ -54,6 +54,7 @@ class Asked:
     jobs: int | None = None
     cluster: str | None = None
     gpus: float | None = None
+    track: str | None = None
     match: str = "none"
     tune: int | None = None  # trials per row; None: TRIALS, or none in a quick look
     positions: tuple[str, ...] = ()  # each variant once with each of these
@@ -142,6 +143,7 @@ class Plan:
         sets += [word for name in self.asked.imports for word in ("--import", name)]
         base = self.asked.pretrain if pretraining and self.asked.pretrain else self.base
         out = ["--out", str(self.path(row, seed, pretraining=pretraining))]
+        out += ["--track", self.asked.track] if self.asked.track else []
         return shlex.join(["synthesizer", "train", base, "--synthesis", row.spec, *sets, *out])
 
     def with_rows(self, rows: Iterable[Row]) -> "Plan":

@@ -128,13 +128,16 @@ def _prepare(events: Events, recipe: str) -> Message:
     }
 
 
-def _train(events: Events, recipe: str, path: str, split: str) -> Message:
+def _train(
+    events: Events, recipe: str, path: str, split: str, tracker: str | None = None
+) -> Message:
     """One run, resumed if unfinished, and measured on a split."""
     from synthesizer.experiment.recipe import parse_recipe
     from synthesizer.experiment.run import Run
     from synthesizer.training.loop import fit
 
-    return {"result": fit(parse_recipe(recipe), Run(path), events, split=split)}
+    result = fit(parse_recipe(recipe), Run(path), events, tracker=tracker, split=split)
+    return {"result": result}
 
 
 WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}

@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,7 +20,7 @@ SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"
 """Environment variables in which a launcher says how many processes there are."""
 
 
-def open_accelerator(recipe: Recipe) -> Accelerator:
+def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: ANN401
     """Processes and devices as they were launched; the precision is not theirs to choose."""
     if _launched_without_mpi():
         raise UserError(
@@ -31,7 +32,7 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         _keep_freed_memory()
-    return Accelerator(mixed_precision="no", cpu=on_cpu)
+    return Accelerator(mixed_precision="no", cpu=on_cpu, **options)
 
 
 def compare_recipes(accelerator: Accelerator, recipe: Recipe) -> None:

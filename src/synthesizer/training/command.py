@@ -10,6 +10,7 @@ from synthesizer.experiment.console import (
     Imports,
     Overrides,
     Plain,
+    Track,
     Verify,
     check_choice,
     say,
@@ -41,9 +42,7 @@ def train(
         bool, typer.Option("--check", help="Print parameters, FLOPs, data and time; do not train.")
     ] = False,
     plain: Plain = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")
-    ] = False,
+    track: Track = None,
 ) -> None:
     """Train one recipe, or resume it, in a run directory."""
     from synthesizer.experiment.recipe import load_recipe
@@ -68,7 +67,7 @@ def train(
         say(f"{run.path} is finished; nothing to do")
     progress = open_progress(plain=plain)
     try:
-        result = fit(loaded, run, progress, tensorboard=tensorboard)
+        result = fit(loaded, run, progress, tracker=track)
     finally:
         progress.close()
     if result:

@@ -44,7 +44,7 @@ from synthesizer.training.evaluate import evaluate
 from synthesizer.training.finish import finish
 from synthesizer.training.meter import now, peak_memory
 from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
-from synthesizer.training.tensorboard import Curves
+from synthesizer.training.tracking import start_tracking, track, tracker_options
 
 MEASURED = 1  # measure the memory of the step after this one: the optimizer's state exists then
 
@@ -67,7 +67,7 @@ def fit(
     run: Run,
     progress: Progress | None = None,
     *,
-    tensorboard: bool = False,
+    tracker: str | None = None,
     split: str = "test",
 ) -> dict[str, Any]:
     """Train a recipe to its last step, resuming what run holds; return its result on a split."""
@@ -75,7 +75,7 @@ def fit(
     if run.is_finished:
         return run.result()
     provenance()
-    accelerator = open_accelerator(recipe)
+    accelerator = open_accelerator(recipe, **tracker_options(tracker, run))
     main = accelerator.is_main_process
     progress = progress if progress and main else Quiet()
     compare_recipes(accelerator, recipe)
@@ -90,9 +90,13 @@ def fit(
             task = build_task(recipe)
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.state = State(**loop.checkpointer.resume(progress))
-        if tensorboard and main:
-            loop.curves = Curves(run.path / "tensorboard", loop.state.step)
-        loop.train(interruption)
+        if tracker and main:
+            start_tracking(accelerator, tracker, recipe, run, loop.state.step)
+        try:
+            loop.train(interruption)
+        finally:
+            for opened in accelerator.trackers:
+                opened.finish()
         interruption.stops_at_once = True
         if not main:
             return {}
@@ -121,7 +125,6 @@ class Loop:
         self.checkpointer = Checkpointer(
             run, recipe.train, accelerator, self.model, self.optimizer, names
         )
-        self.curves: Curves | None = None
         self.forward = torch.compile(self.model) if recipe.train.compile else self.model
 
     def train(self, interruption: Interruption) -> None:
@@ -235,8 +238,8 @@ class Loop:
 
     def _record(self, values: Mapping[str, object]) -> None:
         self.run.log(self.state.step, values)
-        if self.curves is not None:
-            self.curves.add(self.state.step, values)
+        if self.accelerator.trackers:
+            track(self.accelerator, self.state.step, values)
 
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
