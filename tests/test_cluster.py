@@ -64,7 +64,8 @@ def cluster(folder):
 
 def command(folder, address, out):
     words = ["compare", str(folder / "tiny.toml"), "--seeds", "1", "--plain", "--out", out]
-    words += ["--synthesis", "dot", "--synthesis", "random", "--cluster", address]
+    words += ["--synthesis", "dot", "--synthesis", "random", "--tune", "0"]
+    words += ["--opponent", "configured", "--cluster", address]
     return [sys.executable, "-m", "synthesizer", *words]
 
 
