@@ -12,13 +12,16 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 JOBS ?= 2
 
-.PHONY: run test check format floor gpu clean
+.PHONY: run test slow check format floor gpu clean
 
 run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
 
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+slow: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

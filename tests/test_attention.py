@@ -313,6 +313,7 @@ def test_compiled_whole_it_gives_the_same(spec):
     torch.testing.assert_close(real, layer(x, attention_mask=HOLES)[HOLES], **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own making
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_gives_the_same():

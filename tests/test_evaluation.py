@@ -148,7 +148,7 @@ def every_answer(model, source, limit):
 def test_a_full_beam_finds_the_best_answer_under_each_length_penalty(form, norm):
     settings = Evaluate(beam=130, length_penalty_form=form)
     chosen = []
-    for seed in range(12):
+    for seed in (0, 4, 7):  # whose best answers have 3, 1 and 3 tokens
         model = tiny_model(SynthesizerForConditionalGeneration, vocab_size=5).eval()
         initialize_by_name(model, seed)
         model.model.embedding.weight.data.mul_(2)
