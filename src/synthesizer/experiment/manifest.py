@@ -61,18 +61,18 @@ def find_damage(folder: Path, large: tuple[str, ...] = (), *, hashes: bool = Tru
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is damaged"
-    for name, told in files.items():
+    for name, entry in files.items():
         try:
             found = (folder / name).lstat()
         except OSError:
             return f"{name} is missing"
         if not stat.S_ISREG(found.st_mode):
             return f"{name} is not a regular file"
-        if found.st_size != told["bytes"]:
-            return f"{name} is damaged ({found.st_size:,} bytes, {told['bytes']:,} when written)"
+        if found.st_size != entry["bytes"]:
+            return f"{name} is damaged ({found.st_size:,} bytes, {entry['bytes']:,} when written)"
         if hashes and (found.st_size <= SMALL or name.startswith(large or "\0")):
             try:
-                same = _sha256(folder / name) == told["sha256"]
+                same = _sha256(folder / name) == entry["sha256"]
             except OSError as error:
                 return f"{name} cannot be read ({error.strerror})"
             if not same:

@@ -57,7 +57,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         }.items()
     },
 }
-"""Headings, and the metrics under each; two under one heading stand as a/b, as in the paper."""
+"""Headings, and the metrics under each; two under one heading are shown as a/b, as in the paper."""
 
 LOWER_IS_BETTER = {"loss", "perplexity", "word_perplexity", "bits_per_byte"}
 
@@ -115,7 +115,7 @@ def _mean_sd(row: Row, keys: Sequence[str]) -> str:
 
 
 def _compare(study: Study, rows: Sequence[Row], key: str) -> dict[str, Comparison]:
-    """What each row's metric is worth beside that of its own dot."""
+    """Compare each row's metric with that of its own dot."""
     found: dict[str, Comparison] = {}
     settings: dict[str, Any] = {"metric": base_metric(key), "margin": None}
     settings["higher_is_better"] = base_metric(key) not in LOWER_IS_BETTER

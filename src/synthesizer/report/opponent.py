@@ -10,7 +10,7 @@ from synthesizer.study.tune import at_the_edge, expected_best
 
 def opponent_sentences(summary: Summary) -> Iterator[str]:
     """Which dot product the words are about, how it was found, and what it gains."""
-    row, told = summary.opponent, summary.study.facts.get("opponent") or {}
+    row, chosen = summary.opponent, summary.study.facts.get("opponent") or {}
     if row is None:
         return
     model = row.runs[0].recipe.get("model", {}) if row.runs else {}
@@ -29,16 +29,16 @@ def opponent_sentences(summary: Summary) -> Iterator[str]:
             "the answer may differ."
         )
         return
-    how = told.get("how") or "the best on validation"
+    how = chosen.get("how") or "the best on validation"
     yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
-    tried = [trial for trial in told.get("trials", []) if trial.get("validation") is not None]
+    tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]
     if tried:
         shown = [
             f"{t['positions']} {t['validation']:.{summary.digits}f}" for t in _best_each(tried)
         ]
         listed = ", ".join(shown)
         yield f"Its positions were searched with a seed of its own, on validation: {listed}."
-    yield from _gain(summary, told.get("configured"))
+    yield from _gain(summary, chosen.get("configured"))
 
 
 def _best_each(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:

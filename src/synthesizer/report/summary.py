@@ -342,8 +342,8 @@ def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
     dots = [row for row in study.rows if row.spec == DOT and row.varied == varied]
     first = next((run.result or {} for row in dots for run in row.finished), {})
     metric, higher_is_better = first.get("main_metric", ""), first.get("higher_is_better", True)
-    told = study.facts.get("opponent") or {}
-    named = [row for row in dots if row.label == told.get("label")]
+    opponent = study.facts.get("opponent") or {}
+    named = [row for row in dots if row.label == opponent.get("label")]
     scores = {
         row.label: _mean(
             [_told(lambda r: r["validation"][metric], run.result or {}) for run in row.finished]

@@ -38,7 +38,7 @@ class Driver:
 
     home: Path  # where it was started: relative paths in recipes begin here
     folder: Path  # the study's
-    token: str  # which stands in a file of it
+    token: str  # written in a file of it
     code: tuple[str, str | None]  # version and commit
     environment: dict[str, str]
 
@@ -55,8 +55,8 @@ class Driver:
         else:
             return f"has another {self.folder}; give --out a directory on a disk that nodes share"
         if (code := own_code()) != self.code:
-            told, wanted = (f"synthesizer {v}, commit {c}" for v, c in (code, self.code))
-            return f"has {told}, and the driver {wanted}; install the same on both"
+            found, wanted = (f"synthesizer {v}, commit {c}" for v, c in (code, self.code))
+            return f"has {found}, and the driver {wanted}; install the same on both"
         return None
 
 
@@ -210,7 +210,7 @@ def host_name() -> str:
 def _connected(address: str) -> Iterator[None]:
     ray = import_ray()
     # Whatever log_to_driver says, Ray prints the log of a lost node into the table.
-    ray._private.worker.print_to_stdstream = lambda *told, **how: None
+    ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
     try:
         if address != "auto":  # Ray itself waits for minutes
             host, _, port = address.rpartition(":")
@@ -270,7 +270,7 @@ def _fit_nodes(driver: Driver, nodes: list[str], say: Callable[[str], None]) -> 
             raise UserError(f"{name} {error}")
         fit.append(node)
     if not fit:
-        raise UserError("no node of the Ray cluster answers; look at ray status")
+        raise UserError("no node of the Ray cluster answers; check `ray status`")
     return fit
 
 

@@ -328,7 +328,7 @@ def settle(plan: Plan, say: Say) -> Plan:
             opponent = next((row for row in candidates if best in row.trials), opponent)
             how = "chosen on validation"
             say(f"the opponent is {opponent.label}: best of {len(candidates)} on validation")
-    # what only the search offered, and what another dot product beat, is no row of the table
+    # what only the search offered, and what another dot product beat, is not a row of the table
     rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
     known = how != "its validation scores in this table"
     if not plan.asked.syntheses and known and not plan.asked.quick:

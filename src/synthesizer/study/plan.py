@@ -229,7 +229,7 @@ def draw_up(asked: Asked) -> Plan:
         import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint = _fingerprint(recipe, source)
-    # More trials go on where fewer ended, so that their number is no part of the name.
+    # More trials go on where fewer ended, so that their number is not part of the name.
     identity = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
     identity += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]

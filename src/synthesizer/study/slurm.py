@@ -9,7 +9,7 @@ SCRIPT = """\
 #!/bin/bash
 # {count} runs of {folder}. Options that your cluster needs go before the script's name:
 #   sbatch --time=04:00:00 --partition=PARTITION SCRIPT
-# A task that is told to stop saves a checkpoint, is queued again and goes on from there.
+# A task that is asked to stop saves a checkpoint, is queued again and goes on from there.
 # Watch with: synthesizer report {folder} --watch
 #SBATCH --job-name={name}
 #SBATCH --array=1-{count}{limit}

@@ -1,7 +1,7 @@
 """Which settings a row tries before it is measured, and which of them it takes (no torch).
 
 Every row has the same number of trials, of one seed that is never reported, and is judged on
-validation. Trial n stands at the n-th point of a sequence that fills the square evenly and does not
+validation. Trial n is the n-th point of a sequence that fills the square evenly and does not
 depend on how many trials there are, so that more trials go on where fewer ended:
 
     u_n = (1/2 + n a) mod 1 in each dimension, a = the golden ratio and sqrt(2), less one

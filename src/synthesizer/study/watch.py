@@ -15,7 +15,7 @@ from synthesizer.experiment.run import STUDY, Run
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.untrusted import read_regular
 
-EVERY = 2.0  # seconds between looks at the directories
+EVERY = 2.0  # seconds between reads of the directories
 SILENT = 300.0  # seconds without a new line after which a run is named
 
 Event = dict[str, Any]

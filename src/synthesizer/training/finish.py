@@ -142,9 +142,9 @@ def save_model(
     except Exception as error:  # safetensors and tokenizers have their own for a full disk
         if not isinstance(error, OSError) and "os error" not in str(error):
             raise
-        told = error if isinstance(error, OSError) else OSError(str(error))
+        cause = error if isinstance(error, OSError) else OSError(str(error))
         advice = "the checkpoints are intact: free some space and run the same command again"
-        raise cannot_write(run.model, told, advice) from None
+        raise cannot_write(run.model, cause, advice) from None
     run.write("model/README.md", model_card(recipe, result))
 
 

@@ -49,7 +49,7 @@ def describe(recipe: Recipe) -> Iterator[str]:
 
 
 def _published(recipe: Recipe) -> Iterator[str]:
-    """The printed counts of the same row, where the recipe stands for a published table."""
+    """The printed counts of the same row, where the recipe belongs to a published table."""
     counts = published_parameters(recipe.paper, normalize_spec(recipe.synthesis))
     for count in counts:
         yield f"  published: {count}"

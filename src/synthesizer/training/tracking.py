@@ -16,7 +16,7 @@ PROJECT = "synthesizer"
 
 
 def tracker_options(name: str | None, run: Run) -> dict[str, Any]:
-    """What an Accelerator is told of a tracker; its own files go into the run directory."""
+    """The tracker argument of an Accelerator; the tracker's files go into the run directory."""
     if name is None:
         return {}
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -40,9 +40,9 @@ def start_tracking(
         "trackio": {"name": title, "resume": "allow"},
         "mlflow": {"run_name": title},
     }
-    told = None if name == TENSORBOARD else dict(leaves(recipe.model_dump()))
+    config = None if name == TENSORBOARD else dict(leaves(recipe.model_dump()))
     project = TENSORBOARD if name == TENSORBOARD else PROJECT  # whose folder has its name
-    accelerator.init_trackers(project, told, {name: options.get(name, {})})
+    accelerator.init_trackers(project, config, {name: options.get(name, {})})
 
 
 def track(accelerator: Accelerator, step: int, values: Mapping[str, Any]) -> None:
