@@ -93,6 +93,18 @@ def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked
     for start in starts[1:]:
         both = start.keys() & starts[0].keys()
         assert all(torch.equal(start[name], starts[0][name]) for name in both)
+    specs = {row.spec: start for row, start in zip(plan.rows, starts, strict=False)}
+    place = "model.decoder.layers.0.attention.synthesis."
+    for mixture, parts in (
+        ("random+dot", ("random", "dot")),
+        ("random+dense", ("random", "dense")),
+    ):
+        for number, part in enumerate(parts):
+            names = [name for name in specs[part] if name.startswith(place)]
+            assert names
+            for name in names:
+                inside = name.replace(place, f"{place}parts.{number}.")
+                assert torch.equal(specs[mixture][inside], specs[part][name])
     for others in batches[1:]:
         assert all(torch.equal(*pair) for pair in zip(batches[0], others, strict=True))
 
@@ -114,6 +126,18 @@ def test_matching_meets_the_budget_within_rounding(asked, measure):
     for recipe in others:
         slope = count(at_width(recipe, 2), measure) - count(at_width(recipe, 1), measure)
         assert abs(count(recipe, measure) - budget) <= slope / 2
+
+
+def test_entries_of_a_causal_table_that_are_never_read_do_not_count(tmp_path):
+    dot, random = (language_model(tmp_path, synthesis=spec) for spec in ("dot", "random"))
+    layers, heads, length = dot.model.num_layers, dot.model.num_heads, dot.model.max_len
+    tables = layers * heads * length * (length + 1) // 2
+    queries_and_keys = layers * 2 * dot.model.d_model**2
+    assert count(random, "params") - count(dot, "params") == tables - queries_and_keys
+    window = language_model(tmp_path, "model.window=2", synthesis="random")
+    assert count(random, "params") - count(window, "params") == tables - layers * heads * (
+        2 * length - 1
+    )
 
 
 def test_a_row_too_large_to_match_is_named(asked, tmp_path):

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.synthesis import Random
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
@@ -29,6 +31,21 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         counts["total"] += parameter.numel()
         counts[part] = counts.get(part, 0) + parameter.numel()
     return counts
+
+
+def unread_parameters(model: nn.Module) -> int:
+    """Entries of learned tables that no query can ever read, behind causality and windows."""
+    count = 0
+    for module in model.modules():
+        if isinstance(module, SyntheticAttention):
+            tables = [part for part in module.synthesis.modules() if isinstance(part, Random)]
+            for table in tables:
+                length = table.table.shape[-1]
+                reach = min(module.window or length, length)
+                seen = sum(min(row + 1, reach) for row in range(length))  # itself and before
+                read = seen if module.causal else 2 * seen - length
+                count += table.table.shape[0] * (length * length - read)
+    return count
 
 
 def flops_per_token(config: SynthesizerConfig) -> float:

@@ -15,6 +15,8 @@ WITHOUT_A_NETWORK = {
     "dictionary": "a word-by-word dictionary counted from train",
     "bigram": "an interpolated bigram model of train",
     "majority": "the commonest label of train",
+    "bag_of_words": "logistic regression on the tokens of a text, in whatever order,",
+    "first_sentence": "the first sentence of the source",
 }
 """What a task measures on its data beside the networks, by the key of its report."""
 

@@ -153,6 +153,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "training": lambda result: result["training_tokens_per_second"],
     "decoding": lambda result: result["decoding_tokens_per_second"],
     "memory": lambda result: result["training_memory_bytes"],
+    "cache": lambda result: result["cache_bytes_per_token"],
     "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: _mean(list(result["sharpness"].values())),
     "steps_per_token": lambda result: _mean(list(result["steps_per_token"].values())),

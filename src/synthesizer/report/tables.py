@@ -92,6 +92,7 @@ def columns(summary: Summary) -> list[Column]:
         _speeds("training"),
         _speeds("decoding"),
         _costs("peak memory of a training step", "memory", _bytes),
+        _costs("cache per decoded token", "cache", _bytes),
         _costs("peak memory of the process, libraries included", "process_memory", _bytes),
         _costs("sharpness", "sharpness", _two_digits, "sharpness"),
         _costs("steps per token", "steps_per_token", _two_digits),

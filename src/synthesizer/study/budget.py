@@ -2,16 +2,20 @@
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.models.cost import count_parameters, flops_per_token, sketch
+from synthesizer.models.cost import count_parameters, flops_per_token, sketch, unread_parameters
 from synthesizer.training.build import rough_config
 
 
 def count(recipe: Recipe, measure: str) -> float:
-    """A recipe's trained parameters ("params"), or its forward FLOPs per token ("flops")."""
+    """A recipe's trained parameters ("params"), or its forward FLOPs per token ("flops").
+
+    Entries of a causal table that no query reads do not count as parameters.
+    """
     config = rough_config(recipe)
     if measure == "flops":
         return flops_per_token(config)
-    return count_parameters(sketch(config))["total"]
+    model = sketch(config)
+    return count_parameters(model)["total"] - unread_parameters(model)
 
 
 def match_width(recipe: Recipe, like: Recipe, measure: str) -> int:

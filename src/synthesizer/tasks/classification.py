@@ -22,7 +22,8 @@ from synthesizer.metrics import (
     macro_f1_from_statistics,
     score,
 )
-from synthesizer.tasks.task import SHOWN, Built, ListTask, Outputs, Scores
+from synthesizer.tasks.bag_of_words import BagOfWords
+from synthesizer.tasks.task import SHOWN, Built, ListTask, Outputs, Scores, load_ragged
 
 Array = NDArray[Any]
 
@@ -93,6 +94,7 @@ class Classification(ListTask):
             **examples.report,
             "labels": list(labels),
             "majority": _majority(arrays),
+            "bag_of_words": _bag_of_words(arrays, len(tokenizer), len(labels)),
             "overlong": fitter.report,
             "vocab_size": len(tokenizer),
         }
@@ -107,6 +109,17 @@ def _majority(arrays: dict[str, Array]) -> dict[str, float]:
         split: round(100 * float((arrays[f"{split}.labels"] == commonest).mean()), 2)
         for split in ("validation", "test")
     }
+
+
+def _bag_of_words(arrays: dict[str, Array], vocab_size: int, num_labels: int) -> dict[str, float]:
+    """Accuracy of logistic regression on the set of a text's tokens, in percent."""
+    model = BagOfWords(vocab_size, num_labels)
+    model.fit(load_ragged(arrays, "train.text"), arrays["train.labels"])
+    found = {}
+    for split in ("validation", "test"):
+        right = model.predict(load_ragged(arrays, f"{split}.text")) == arrays[f"{split}.labels"]
+        found[split] = round(100 * float(right.mean()), 2)
+    return found
 
 
 build = Classification

@@ -45,7 +45,8 @@ class Form:
     main_metric: str
     roles: Fields | Callable[[list[Row]], Fields] = ("source", "target")
     read: Callable[[Row, Columns], list[Fields]] = read_pair
-    dictionary: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
+    baseline: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
+    baseline_name: str = ""  # its key in the report of the data
     keep_end: bool = False  # of a source that is too long
     needs_vectors: bool = False
     turn: str | None = None  # what joins the turns of a conversation
@@ -128,19 +129,19 @@ class Pairs(PairTask):
                 vectors = train_vectors([*kept.column(1)])
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
         report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
-        if form.dictionary:
-            report["dictionary"] = self._judge_dictionary(examples, form.dictionary)
+        if form.baseline:
+            report[form.baseline_name] = self._judge_baseline(examples, form.baseline)
         return tokenizer, Entry(arrays, {**meta, "report": report})
 
-    def _judge_dictionary(
-        self, examples: Examples, translate: Callable[[list[Fields], list[str]], list[str]]
+    def _judge_baseline(
+        self, examples: Examples, write: Callable[[list[Fields], list[str]], list[str]]
     ) -> dict[str, float]:
-        """The main metric of translating word by word."""
+        """The main metric of what can be written without a network."""
         train = [pair for chunk in examples.split("train").chunks() for pair in chunk]
         metric, found = self.main_metric, {}
         for split in ("validation", "test"):
             sources, references = (list(examples.split(split).column(side)) for side in range(2))
-            rows = self._form.judge(translate(train, sources), references, {}).statistics[metric]
+            rows = self._form.judge(write(train, sources), references, {}).statistics[metric]
             found[split] = score(metric, rows)
         return found
 

@@ -1,15 +1,25 @@
 """Abstractive summarization: ROUGE-1, -2, -L and -Lsum."""
 
+import re
 from pathlib import Path
 
+from synthesizer.data.prepare import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import ROUGE, rouge_signature, rouge_statistics
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+
 
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """A long text to a short one."""
-    return Pairs(recipe, tokenizer_dir, Form(_judge, "rougeL"))
+    form = Form(_judge, "rougeL", baseline=_first_sentences, baseline_name="first_sentence")
+    return Pairs(recipe, tokenizer_dir, form)
+
+
+def _first_sentences(train: list[Fields], sources: list[str]) -> list[str]:
+    """What every source begins with, up to the end of its first sentence."""
+    return [SENTENCE_END.split(source.strip(), maxsplit=1)[0] for source in sources]
 
 
 def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:

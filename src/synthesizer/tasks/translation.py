@@ -12,7 +12,8 @@ from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """One text in one language to one in another."""
     dictionary = _by_dictionary if recipe.data.builtin else None
-    return Pairs(recipe, tokenizer_dir, Form(_judge, "bleu", dictionary=dictionary))
+    form = Form(_judge, "bleu", baseline=dictionary, baseline_name="dictionary")
+    return Pairs(recipe, tokenizer_dir, form)
 
 
 def _by_dictionary(train: list[Fields], sources: list[str]) -> list[str]:

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from synthesizer.attention.synthesis import Synthesis
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.experiment.run import Run
@@ -104,18 +106,46 @@ def machine_memory() -> int | None:
 
 
 def initialize_by_name(model: SynthesizerPreTrainedModel, seed: int) -> None:
-    """Draw every module anew from the seed and its own name.
+    """Draw every module anew from the seed and its role: its name, or what it is in a mixture.
 
-    So two variants of one recipe begin with equal values wherever they have the same parameters.
+    So two variants of one recipe begin with equal values wherever they have the same parameters:
+    the dot product of random+dot with the queries and keys of dot alone.
     """
     drawn: set[int] = set()
+    roles = _roles(model)
     for name, module in model.named_modules():
         own = {id(tensor) for tensor in _own(module)}
         if own and not own & drawn:  # a tied weight belongs to the module that comes first
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(stable_seed(seed, name))
+                torch.manual_seed(stable_seed(seed, roles.get(name, name)))
                 model._init_weights(module)
             drawn |= own
+
+
+def _roles(model: nn.Module) -> dict[str, str]:
+    """Synthesizing functions by their layer and kind, whether they stand alone or in a mixture."""
+    roles: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, Synthesis) or name in roles:
+            continue
+        inside = [
+            (f"{name}.{path}" if path else name, part)
+            for path, part in module.named_modules()
+            if isinstance(part, Synthesis) and not any(True for _ in _inner(part))
+        ]
+        seen: Counter[str] = Counter()
+        for path, part in inside:
+            kind = type(part).__name__
+            roles[path] = f"{name} {kind} {seen[kind]}"
+            seen[kind] += 1
+    return roles
+
+
+def _inner(module: nn.Module) -> Iterator[Synthesis]:
+    """The synthesizing functions that one is made of."""
+    for child in module.modules():
+        if child is not module and isinstance(child, Synthesis):
+            yield child
 
 
 def stable_seed(*words: object) -> int:
