@@ -156,12 +156,11 @@ def _turn(terms: Terms, part: Synthesis, positions: Tensor | None) -> None:
 
 
 def _dot(part: DotProduct, x: Tensor, keys: Tensor, num_keys: int, alpha: Tensor | None) -> Terms:
-    weight = (
-        part.wq * part.d_keys**-0.5
-        if alpha is None
-        else part.wq * (alpha[:, None, None] * part.d_keys**-0.5)
-    )
-    queries = project_heads(x, weight).transpose(0, 1)
+    scale = part.d_keys**-0.5 if alpha is None else alpha[:, None, None] * part.d_keys**-0.5
+    if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
+        queries = (project_heads(x, part.wq) * scale).transpose(0, 1)
+    else:
+        queries = project_heads(x, part.wq * scale).transpose(0, 1)
     return Terms(queries=queries, keys=keys.transpose(0, 1))
 
 
