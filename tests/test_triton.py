@@ -204,3 +204,24 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(arch, tmp_path):
     )
     assert told.returncode == 0, told.stderr
     assert len(told.stdout.splitlines()) == 8
+
+
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+@pytest.mark.parametrize("kind", ["none", "left"])
+def test_an_attention_on_a_gpu_goes_through_the_kernels(spec, kind, monkeypatch):
+    from test_fast import D as WIDTH
+    from test_fast import attention, mask_of, results
+    from variants import tokens
+
+    calls = []
+    attend = gpu.attend
+    monkeypatch.setattr(gpu, "uses_triton", lambda terms: True)
+    monkeypatch.setattr(gpu, "attend", lambda *given: (calls.append(1), attend(*given))[1])
+    layer, x = attention(spec, length=19, causal=True).float(), tokens(2, 19, WIDTH).float()
+    mask = mask_of(kind, 2, 19)
+    expected = results(layer, x, "plain", attention_mask=mask)
+    found = results(layer, x, "fast", attention_mask=mask)
+    assert calls
+    for name, right in expected.items():
+        bound = 2e-4 * max(1.0, float(right.abs().max()))
+        torch.testing.assert_close(found[name], right, rtol=2e-4, atol=bound)
