@@ -3,6 +3,7 @@
 #   make run      the main job            make check    ruff and mypy
 #   make test     the tests               make floor    the model tests on the oldest transformers
 #   make gpu      the GPU kernels, interpreted and compiled: triton, 286 MB; no GPU is needed
+#   make torture  kills, damaged files and absurd recipes, for up to 20 minutes (docs/reliability.md)
 # PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--index-url ..." reaches pip.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 JOBS ?= 2
 
-.PHONY: run test slow check format floor gpu clean
+.PHONY: run test slow check format floor gpu torture clean
 
 run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
@@ -38,6 +39,9 @@ floor: $(FLOOR)/ready
 gpu: $(VENV)/ready
 	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) -c constraints.txt -e ".[gpu]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_triton.py
+
+torture: $(VENV)/ready
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/torture.py --seconds 380
 
 # The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -76,9 +76,16 @@ class SynthesizerCache(Cache):
         super().__init__(layers=[ValueLayer() for _ in range(num_layers)])
 
 
+class PairedCache(EncoderDecoderCache):
+    """The caches of a decoder with cross-attention, which can be cropped and chosen from."""
+
+    def check_dynamic_cache(self, method: str) -> None:
+        """Allow what Hugging Face allows of its own class alone: ValueLayer has every method."""
+
+
 def encoder_decoder_cache(num_layers: int) -> EncoderDecoderCache:
     """The cache of a decoder with cross-attention."""
-    return EncoderDecoderCache(SynthesizerCache(num_layers), DynamicCache())
+    return PairedCache(SynthesizerCache(num_layers), DynamicCache())
 
 
 def remember(

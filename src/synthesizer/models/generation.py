@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import Tensor
 from transformers import GenerationConfig
 
 from synthesizer.errors import UserError
@@ -34,6 +35,7 @@ class SynthesizerGeneration:
         max_cache_length: int,
     ) -> None:
         self._check_length(generation_config.max_length)
+        self._check_padding(model_kwargs.get("attention_mask"))
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise UserError(
@@ -47,6 +49,22 @@ class SynthesizerGeneration:
             new = encoder_decoder_cache if seq2seq else SynthesizerCache
             layers = self.config.num_decoder_layers if seq2seq else self.config.num_layers
             model_kwargs["past_key_values"] = new(layers)
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Keep from the model what `generate` needs itself: the tokenizer of stop_strings."""
+        kwargs.pop("tokenizer", None)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+        return inputs
+
+    def _check_padding(self, mask: Tensor | None) -> None:
+        """Refuse prompts that end in padding: the next token would stand behind it."""
+        if self.config.is_encoder_decoder or mask is None or mask.dim() != 2:
+            return
+        if not mask[:, -1].all():
+            raise UserError(
+                "a prompt ends in padding (the last column of attention_mask holds a 0); pad on "
+                "the left: tokenizer.padding_side = 'left'"
+            )
 
     def _check_length(self, length: int) -> None:
         """Refuse prompt + new tokens over max_len; a start token does not count."""

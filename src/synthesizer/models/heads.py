@@ -3,6 +3,7 @@
 They behave as any other Hugging Face model; importing this file registers the Auto classes.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, TypedDict, Unpack
 
 import torch
@@ -35,6 +36,19 @@ class Options(TypedDict, total=False):
 
     output_attentions: bool | None
     output_hidden_states: bool | None
+
+
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+def refuse_packed(options: Mapping[str, object]) -> None:
+    """Refuse several sequences in one row: they would see each other."""
+    for name in PACKED:
+        if options.get(name) is not None:
+            raise UserError(
+                f"{name} says that a row holds several packed sequences, which a Synthesizer does "
+                "not keep apart; give each a row of its own (packing=False, padding_free=False)"
+            )
 
 
 class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
@@ -70,6 +84,7 @@ class SynthesizerForCausalLM(LanguageModel):
         **options: Unpack[Options],
     ) -> CausalLMOutput:
         """Labels are the inputs themselves: the model shifts them; -100 is not scored."""
+        refuse_packed(options)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -128,6 +143,7 @@ class SynthesizerForConditionalGeneration(LanguageModel):
         **options: Unpack[Options],
     ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
+        refuse_packed(options)
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         output = self.model(
