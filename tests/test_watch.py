@@ -95,6 +95,11 @@ def test_commands_are_listed_stage_by_stage(tmp_path, monkeypatch):
     assert list_commands(Asked(), print) == ["pretrain a", "pretrain b", "train a", "train b"]
 
 
+def test_a_plan_for_a_cluster_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--plan runs nothing on a cluster"):
+        list_commands(Asked(cluster="auto"), print)
+
+
 @pytest.fixture
 def study(tmp_path):
     """A finished run, one on its way, and one that waits."""

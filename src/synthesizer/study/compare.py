@@ -103,6 +103,8 @@ def slurm_script(asked: Asked, say: Say) -> str:
 def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
     """For every run the commands that make it; study.json is written for their report."""
     asked = replace(asked, lists_commands=True)
+    if asked.cluster:
+        raise UserError("--plan runs nothing on a cluster; leave --plan or --cluster out")
     if asked.trials:
         raise UserError(
             "--plan cannot list the runs of --tune, whose learning rates are not chosen yet; "
