@@ -224,7 +224,7 @@ def kill_trial(home, seconds, rng, say):
         runs += 1
         same = [(whole.path / name).read_bytes() == (out / name).read_bytes() if code == 0 else None
                 for name in ("metrics.jsonl", "model/model.safetensors")]  # fmt: skip
-        left = [*out.rglob(".*.partial")]
+        left = [*out.rglob(".*.partial"), *out.rglob(".tmp*")]
         if code != 0 or not all(same) or left:
             bad.append(f"kill: exit code {code}, equal {same}, left behind {left}")
             say(bad[-1] + "\n" + output[-1500:])

@@ -136,8 +136,9 @@ class Run:
             raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
         check_links(self.path)
         with locked(self.path, "training", say):
-            for leftover in self.path.rglob(".*.partial"):  # of a killed process: the lock is ours
-                leftover.unlink(missing_ok=True)
+            for pattern in (".*.partial", ".tmp*"):  # ours, and those of safetensors beneath them
+                for leftover in self.path.rglob(pattern):  # of a killed process: the lock is ours
+                    leftover.unlink(missing_ok=True)
             if not (self.path / "recipe.toml").exists():
                 self.write("recipe.toml", dump(recipe))
             yield
