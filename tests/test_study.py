@@ -194,6 +194,14 @@ def test_a_row_cannot_set_what_all_rows_share(asked, setting):
         draw_up(replace(asked, syntheses=(f"dot@{setting}",)))
 
 
+def test_a_number_of_heads_is_no_setting(asked):
+    rows = draw_up(replace(asked, syntheses=("R@1|V@1@model.d_ff=40", "random@1|dot@1"))).rows
+    assert [row.spec for row in rows] == ["random@1|dot@1"] * 2
+    assert [row.label for row in rows] == ["random@1|dot@1, d_ff=40", "random@1|dot@1"]
+    crossed = replace(asked, syntheses=("random@1|dot@1",), positions=("sinusoidal", ROTARY))
+    assert len(draw_up(crossed).rows) == 2
+
+
 def test_positions_cross_the_variants_but_for_what_they_do_not_reach(asked):
     crossed = replace(
         asked, syntheses=("dot", "random", "none"), positions=("sinusoidal", ROTARY, "alibi")

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from synthesizer.report.summary import DOT, Line, Summary
+from synthesizer.report.summary import DOT, Line, Summary, opponent_record
 from synthesizer.sizes import DEFAULTS
 from synthesizer.study.tune import at_the_edge, expected_best
 
 
 def opponent_sentences(summary: Summary) -> Iterator[str]:
     """Which dot product the words are about, how it was found, and what it gains."""
-    row, chosen = summary.opponent, summary.study.facts.get("opponent") or {}
+    row, chosen = summary.opponent, opponent_record(summary.study)
     if row is None:
         return
     model = row.runs[0].recipe.get("model", {}) if row.runs else {}
@@ -83,9 +83,11 @@ def curve_sentences(summary: Summary) -> Iterator[str]:
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in closing
     ]
+    steps = summary.study.recipe.get("train", {}).get("steps", 0)
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
-        f"closes for {'; '.join(shown)}. What longer training would say is open (--confirm 3)."
+        f"closes for {'; '.join(shown)}. What longer training would say is open "
+        f"(--set train.steps={3 * steps})."
     )
 
 

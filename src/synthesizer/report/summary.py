@@ -334,6 +334,12 @@ def thirds(row: Row, metric: str) -> tuple[float, float, float] | None:
     return first, second, last
 
 
+def opponent_record(study: Study) -> dict[str, Any]:
+    """What study.json says of the opponent; empty in older records."""
+    found = study.facts.get("opponent")
+    return found if isinstance(found, dict) else {}
+
+
 def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
     """The dot product that rows are compared with: as recorded, or the best on validation.
 
@@ -343,7 +349,7 @@ def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
     dots = [row for row in study.rows if row.spec == DOT and row.varied == varied]
     first = next((run.result or {} for row in dots for run in row.finished), {})
     metric, higher_is_better = first.get("main_metric", ""), first.get("higher_is_better", True)
-    opponent = study.facts.get("opponent") or {}
+    opponent = opponent_record(study)
     named = [row for row in dots if row.label == opponent.get("label")]
     scores = {
         row.label: _mean(

@@ -5,6 +5,7 @@ dot@model.positions=rotary           a spec with settings that other rows do not
 dot@model.d_ff=512@train.lr=0.002    several of them
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from synthesizer.untrusted import check_folder_name
 
 DOT = "dot"
 CONTROL = "random+dot"  # whose parameters the size control has
+SETTING = re.compile("@(?=[a-z_])")  # behind @ and a digit is a number of heads
 AGAIN = "dot, other seeds"  # the label of the A/A row
 OTHER_SEEDS = 1000  # the A/A row's seeds are those of the study plus this
 POSITIONS = "model.positions"
@@ -56,7 +58,7 @@ class Row:
 
 def parse_row(text: str) -> tuple[str, tuple[str, ...]]:
     """Split 'dot@model.positions=rotary' into its spec and its settings."""
-    spec, *settings = (part.strip() for part in text.split("@"))
+    spec, *settings = (part.strip() for part in SETTING.split(text))
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (equals and value and key.startswith(OWN)) or key in SHARED:

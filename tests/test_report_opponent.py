@@ -1,0 +1,97 @@
+"""The report names the dot product it measures by, what that gains, and which gaps still close."""
+
+import json
+
+import pytest
+
+from synthesizer.report.opponent import search_table
+from synthesizer.report.sections import notes
+from synthesizer.report.write import summarize_all
+from test_report import make_run
+
+RELATIVE = "sinusoidal+relative"
+CURVES = {  # validation after one, two and three thirds of the steps
+    "dot": (30.0, 40.0, 50.0),
+    f"dot, {RELATIVE}": (50.0, 80.0, 90.0),
+    "random": (10.0, 20.0, 60.0),
+    "dense": (40.0, 75.0, 60.0),
+}
+
+
+def make_study(home, opponent, *, candidate=True):
+    """Three seeds of four rows with curves; scores are near the last point of each."""
+    rows = []
+    for label, curve in CURVES.items():
+        spec, _, positions = label.partition(", ")
+        sets = [f"model.positions={positions}"] if positions else []
+        runs = []
+        for seed in (1, 2, 3):
+            runs.append(f"{spec}{positions}/seed{seed}")
+            share = curve[-1] / 100 + seed / 1000
+            path = make_run(home / runs[-1], spec, seed, share, sets=[*sets, "train.steps=300"])
+            lines = [
+                {"step": step, "validation": {"token_accuracy": value}}
+                for step, value in zip((100, 200, 300), curve, strict=True)
+            ]
+            (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+            result = json.loads((path / "result.json").read_text())
+            result["validation"] = {"token_accuracy": curve[-1]}
+            (path / "result.json").write_text(json.dumps(result))
+        row = {"label": label, "spec": spec, "runs": runs}
+        rows.append({**row, "candidate": candidate and spec == "dot"})
+    (home / "study.json").write_text(json.dumps({"rows": rows, "opponent": opponent}))
+    (summary,) = summarize_all([home])
+    return summary
+
+
+@pytest.fixture
+def record():
+    trials = [
+        {"changes": [], "positions": "sinusoidal", "validation": 51.0},
+        {"changes": [f"model.positions={RELATIVE}"], "positions": RELATIVE, "validation": 88.0},
+    ]
+    found = {"label": f"dot, {RELATIVE}", "configured": "dot", "how": "chosen on validation"}
+    return {**found, "trials": trials}
+
+
+def test_differences_are_against_the_recorded_opponent_and_its_gain_is_named(tmp_path, record):
+    summary = make_study(tmp_path, record)
+    lines = {line.row.label: line for line in summary.lines}
+    assert summary.opponent.label == f"dot, {RELATIVE}"
+    assert lines[f"dot, {RELATIVE}"].comparison is None
+    assert lines["random"].comparison.difference == pytest.approx(-30.0)
+    assert lines["dot"].comparison.word == "worse"
+    said = "\n".join(notes(summary))
+    assert f"against dot, {RELATIVE} ({RELATIVE}; chosen on validation)" in said
+    assert f"on validation: sinusoidal 51.00, {RELATIVE} 88.00." in said
+    assert f"with {RELATIVE} positions dot gains 40.00 token accuracy" in said
+    assert "WEAK" not in said
+
+
+def test_without_a_recorded_opponent_the_best_candidate_on_validation_is_taken(tmp_path, record):
+    assert make_study(tmp_path / "a", None).opponent.label == f"dot, {RELATIVE}"
+    unknown = {**record, "label": None}
+    assert make_study(tmp_path / "b", unknown).opponent.label == f"dot, {RELATIVE}"
+    assert make_study(tmp_path / "c", ["broken"], candidate=False).opponent.label == "dot"
+
+
+def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
+    summary = make_study(tmp_path, record)
+    lines = {line.row.label: line for line in summary.lines}
+    assert lines["random"].gaps == (-40.0, -60.0, -30.0)
+    assert lines["random"].is_closing
+    assert not lines["dense"].is_closing  # its gap grows in the last third
+    assert "So far: the gap of random to dot still closes." in summary.answer
+    said = "\n".join(notes(summary))
+    assert "still closes for random (-40.00, -60.00, -30.00)" in said
+    assert "(--set train.steps=900)" in said
+
+
+def test_a_dot_product_with_sinusoids_alone_is_called_what_it_is(tmp_path):
+    for spec in ("dot", "random"):
+        for seed in (1, 2, 3):
+            make_run(tmp_path / spec / f"seed{seed}", spec, seed, 0.5)
+    (summary,) = summarize_all([tmp_path])
+    said = "\n".join(notes(summary))
+    assert "THE OPPONENT MAY BE WEAK: dot is compared with sinusoidal positions alone." in said
+    assert search_table(summary)[1] == []
