@@ -161,7 +161,7 @@ def test_training_stops_when_patience_ends(tmp_path):
 
 
 def test_the_best_weights_are_kept_when_later_ones_are_worse(tmp_path):
-    changes = ("train.lr=0.5", "train.warmup=0", "evaluate.every=1", "train.schedule=constant")
+    changes = ("train.lr=3.0", "train.warmup=0", "evaluate.every=1", "train.schedule=constant")
     run = Run(tmp_path / "run")
     result = fit(language_model(tmp_path, *changes), run)
     values = {
