@@ -22,14 +22,15 @@ SCRIPT = """\
 cd {home} || exit 1
 export OMP_NUM_THREADS=1
 child=
-trap 'kill -TERM "$child" 2>/dev/null' TERM
+stopped=
+trap 'stopped=yes; kill -TERM "$child" 2>/dev/null' TERM
 
 run() {{
   "$@" &
   child=$!
   wait "$child"
   code=$?
-  if kill -0 "$child" 2>/dev/null; then  # the signal ended the waiting, not the child
+  if [ "$stopped" ]; then  # the signal ended the waiting; bash still knows how the child ends
     wait "$child"
     code=$?
   fi

@@ -55,9 +55,12 @@ def best_of(trials: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def learning_rate_of(trial: dict[str, Any]) -> float | None:
-    """The learning rate that a trial set."""
+    """The learning rate that a trial set; None where it set none, or no number."""
     found = [text.partition("=")[2] for text in trial["changes"] if text.startswith("train.lr=")]
-    return float(found[0]) if found else None
+    try:
+        return float(found[0]) if found else None
+    except ValueError:  # study.json may be anybody's
+        return None
 
 
 def at_the_edge(trials: Sequence[dict[str, Any]]) -> str:

@@ -208,7 +208,9 @@ def _dense(part: Dense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | No
 def _outer(
     part: FactorizedDense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
 ) -> Terms:
-    hidden, width = _hidden(part, x), -(-num_keys // part.a)
+    # A width that follows the length would bind exported and compiled graphs to some lengths.
+    width = part.b if torch.compiler.is_compiling() else -(-num_keys // part.a)
+    hidden = _hidden(part, x)
     wb, bb = _scaled(part.wb[..., :width], alpha), _scaled(part.bb[:, :width], alpha)
     tiled = torch.einsum("hbtk,hkn->hbtn", hidden, part.wa) + part.ba[:, None, None]
     repeated = torch.einsum("hbtk,hkn->hbtn", hidden, wb) + bb[:, None, None]
