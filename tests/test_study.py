@@ -79,6 +79,13 @@ def test_the_default_rows_are_the_papers_table_and_two_controls(asked):
     assert labels[-3:] == ["none", "dot, other seeds", "dot, as large as random+dot"]
 
 
+def test_chosen_rows_have_the_two_controls_where_they_are_asked_for(asked):
+    chosen = replace(asked, syntheses=("dot", "random"))
+    assert [row.label for row in planned(chosen).rows] == ["dot", "random"]
+    labels = [row.label for row in planned(replace(chosen, controls=True)).rows]
+    assert labels == ["dot", "random", "dot, other seeds", "dot, as large as random+dot"]
+
+
 def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked):
     plan = planned(asked)
     starts, batches = [], []

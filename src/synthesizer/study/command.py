@@ -97,6 +97,14 @@ def compare(
             "--baselines", help="Also train lightconv, dynamicconv, linformer, Universal."
         ),
     ] = False,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls",
+            help="With --synthesis: also train dot under other seeds (A/A) and as large as "
+            "random+dot, as the default table does.",
+        ),
+    ] = False,
     pretrain: Annotated[
         str | None,
         typer.Option(help="Recipe that pretrains each variant first; RECIPE then fine-tunes it."),
@@ -153,6 +161,7 @@ def compare(
         margin=margin,
         quick=quick,
         baselines=baselines,
+        controls=controls,
         pretrain=pretrain,
         pretrain_overrides=tuple(pretrain_set or ()),
         vary=tuple(vary or ()),

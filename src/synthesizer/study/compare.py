@@ -333,9 +333,9 @@ def settle(plan: Plan, say: Say) -> Plan:
     # what only the search offered, and what another dot product beat, is not a row of the table
     rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
     known = how != "its validation scores in this table"
-    if not plan.asked.syntheses and known and not plan.asked.quick:
+    if plan.asked.has_controls and known and not plan.asked.quick:
         rows.append(again(opponent, plan.shared))
-    if not plan.asked.syntheses and plan.asked.match == "none":
+    if plan.asked.has_controls and plan.asked.match == "none":
         rows.append(size_control(opponent, plan.shared))
     tried = [
         {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}

@@ -64,6 +64,7 @@ class Asked:
     margin: float | None = None
     quick: bool = False
     baselines: bool = False
+    controls: bool = False
     pretrain: str | None = None  # the recipe that makes what every run starts from
     pretrain_overrides: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
@@ -79,6 +80,11 @@ class Asked:
         if self.tune is not None:
             return self.tune
         return 0 if self.quick or self.lists_commands or self.pretrain else TRIALS
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether dot is trained under other seeds and in a larger size too."""
+        return self.controls or not self.syntheses
 
     @property
     def finds_opponent(self) -> bool:
@@ -321,7 +327,7 @@ def _row_name(name: str) -> str:
 
 def _check_opponents(plan: Plan) -> None:
     labels = [row.label for row in plan.rows]
-    if not plan.asked.syntheses:
+    if plan.asked.has_controls:
         labels += [row(plan.rows[0], plan.shared).label for row in (again, size_control)]
     for name in plan.asked.against:
         if name not in labels:
@@ -356,7 +362,7 @@ def _rows(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
     rows, words = _variants(asked, recipe)
     if not asked.vary:
         return rows, words
-    if not asked.syntheses and asked.match == "none":
+    if asked.has_controls and asked.match == "none":
         rows.append(size_control(rows[0], recipe))
     crossed = []
     for row in rows:
