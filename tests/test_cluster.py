@@ -95,7 +95,7 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
             if "trying again" in line:
                 driver.send_signal(signal.SIGKILL)
     assert re.search(rf"dot seed 1 failed: .* \(Ray node {name}\) was lost", "".join(heard)), heard
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 worker of one thread on 1 Ray node" in done.stdout
     local = subprocess.run(

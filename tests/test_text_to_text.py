@@ -13,7 +13,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.metrics import GLUE, SUPERGLUE, score
 from synthesizer.tasks import Outputs, build_task
-from synthesizer.tasks.glue import MEMBERS, WORDINGS
+from synthesizer.tasks.glue import MEMBERS, WORDINGS, same_referent
 from synthesizer.tasks.text_to_text import judge
 
 TASKS = [
@@ -246,23 +246,23 @@ T5_FORMS = [  # as T5's published preprocessors write them
     (
         "coref_dpr",
         {
-            "sentence": "Bob asked Tom if he can go, and he can.",
+            "sentence": "He said so: Bob asked Tom if he can go, and he can.",
             "pronoun": "he",
             "candidates": ["Bob", "Tom"],
             "label": 1,
         },
-        "wsc: Bob asked Tom if *he* can go, and he can.",
+        "wsc: He said so: Bob asked Tom if *he* can go, and he can.",
         ["Tom"],
     ),
     (
         "qa_squad",
         {
             "question": "Who?",
-            "context": "A dog did.",
-            "answers": {"text": ["A dog", "dog"], "answer_start": [0, 2]},
+            "context": "The U.S. caf\u00e9's dog did.",
+            "answers": {"text": ["U.S.", "dog", "U.S."], "answer_start": [4, 18, 4]},
         },
-        "question: Who? context: A dog did.",
-        ["A dog", "dog"],
+        "question: Who ? context: The U . S . caf \u00e9 ' s dog did .",
+        ["U . S .", "dog"],
     ),
 ]
 
@@ -295,6 +295,19 @@ def test_wsc_by_referents_trains_on_meant_nouns_and_is_scored_by_the_label():
         ("0", "", ["Pat"], "Pat"),  # named, but not meant
         ("1", "", ["Bob"], "Bob's hat"),
     ]
+    assert score("accuracy", judge(member, rows)["accuracy"]) == 50
+
+
+def test_only_the_determiners_of_t5_are_left_out_of_a_noun():
+    assert same_referent("the dog", "dog")
+    assert not same_referent("the", "the dog")
+    assert same_referent("any", "any dog")
+    assert same_referent("its", "its owner")
+
+
+def test_dpr_is_right_only_to_the_letter_as_t5_scores_it():
+    member = WORDINGS["t5"]["coref_dpr"]
+    rows = [("", "", ["The bee"], "The bee"), ("", "", ["The bee"], "the bee")]
     assert score("accuracy", judge(member, rows)["accuracy"]) == 50
 
 

@@ -26,9 +26,9 @@ _HUBS = {
     "qa_squad": "rajpurkar/squad",
     "coref_dpr": "community-datasets/definite_pronoun_resolution",
 }
-_DETERMINERS = frozenset(
-    {"a", "an", "the", "this", "that", "these", "those", "my", "your", "his", "her", "its", "our"}
-    | {"their", "some", "any", "each", "every", "many", "much", "few", "which", "whose"}
+_DETERMINERS = frozenset(  # T5's list: without "its" and "any"
+    {"a", "an", "the", "this", "that", "these", "those", "my", "your", "his", "her", "our", "their"}
+    | {"some", "each", "every", "many", "much", "few", "which", "whose"}
 )
 
 
@@ -49,8 +49,8 @@ class Member:
 
     @property
     def names_referents(self) -> bool:
-        """Whether the answer is the noun that a marked pronoun refers to."""
-        return self.name in ("wsc", "dpr") and not self.answers
+        """Whether the answer is a noun, judged by its words, and the label says if it is meant."""
+        return self.name == "wsc" and not self.answers
 
     def data(self, data: Data, held_out: str) -> Data:
         """Where its rows are; test is the development set, whose labels are public."""
@@ -63,6 +63,8 @@ class Member:
 
     def prompt(self, row: Row) -> str:
         """The name of the task, then each column after its name."""
+        if self.name == "dpr":
+            return f"wsc: {_marked_first(row)}"
         if self.names_referents:
             return f"wsc: {_marked(row)}"  # the same for both, so that they learn from each other
         parts = [f"{column}: {self._shown(row, column)}" for column in self.shown]
@@ -73,7 +75,8 @@ class Member:
         if self.name == "record":
             return list(dict.fromkeys(texts_of(row, "answers")))
         if self.name == "squad":
-            return list(dict.fromkeys(str(text) for text in value_of(row, "answers")["text"]))
+            texts = (_spaced(str(text)) for text in value_of(row, "answers")["text"])
+            return list(dict.fromkeys(texts))
         if self.name == "stsb":
             return [f"{round(5 * float(value_of(row, 'label'))) / 5:.1f}"]
         if self.name == "dpr":
@@ -87,12 +90,12 @@ class Member:
 
     def trains_on(self, row: Row) -> bool:
         """Whether a row of train is an example: where nouns are named, those that are meant."""
-        return self.name != "wsc" or not self.names_referents or label_of(row, "label") == "1"
+        return not self.names_referents or label_of(row, "label") == "1"
 
     def group(self, row: Row) -> str:
         """What the judge must know: the question of a MultiRC answer, the label of a WSC noun."""
         if self.names_referents:
-            return "1" if self.name == "dpr" else label_of(row, "label")
+            return label_of(row, "label")
         if self.name != "multirc":
             return ""
         index = row.fields.get("idx")
@@ -121,7 +124,7 @@ class Member:
         if self.name == "record":
             text = re.sub(r"""([.?!"'])\n@highlight\n""", r"\1 ", text)
             return text.replace("\n@highlight\n", ". ")
-        return text
+        return _spaced(text) if self.name == "squad" else text
 
 
 def same_referent(answer: str, noun: str) -> bool:
@@ -135,15 +138,24 @@ def same_referent(answer: str, noun: str) -> bool:
     return first <= second or second <= first
 
 
-def _marked(row: Row) -> str:
-    """The text of WSC or DPR with stars around the one pronoun that is asked about.
+def _spaced(text: str) -> str:
+    """SQuAD as T5 shows it: spaces around whatever is no ASCII letter, digit or underscore."""
+    return " ".join(re.sub(r"(\W)", r" \1 ", text, flags=re.ASCII).split())
 
-    WSC says at which word it is; a few of its rows are off by a word or two, so the nearest serves.
-    DPR means the first.
+
+def _marked_first(row: Row) -> str:
+    """A sentence of DPR with stars around its first such pronoun, in T5's sense of a word."""
+    pronoun = text_of(row, "pronoun")
+    return re.sub(rf" ({re.escape(pronoun)})([ .,])", r" *\1*\2", text_of(row, "sentence"), count=1)
+
+
+def _marked(row: Row) -> str:
+    """The text of WSC with stars around the one pronoun that is asked about.
+
+    The row says at which word it is; a few are off by a word or two, so the nearest serves.
     """
-    wsc = "span2_text" in row.fields
-    words = text_of(row, "text" if wsc else "sentence").split(" ")
-    pronoun = text_of(row, "span2_text" if wsc else "pronoun").strip()
+    words = text_of(row, "text").split(" ")
+    pronoun = text_of(row, "span2_text").strip()
     found = [
         index
         for index, word in enumerate(words)
@@ -151,7 +163,7 @@ def _marked(row: Row) -> str:
     ]
     if not found:
         raise BadRow(f"the pronoun '{pronoun}' is not in the text")
-    expected = int(value_of(row, "span2_index")) if wsc else 0
+    expected = int(value_of(row, "span2_index"))
     at = min(found, key=lambda index: abs(index - expected))
     bare = re.escape(pronoun)
     words[at] = re.sub(f"({bare})", r"*\1*", words[at], count=1, flags=re.IGNORECASE)

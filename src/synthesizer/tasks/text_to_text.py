@@ -183,6 +183,9 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
     names = {"glue": GLUE, "superglue": SUPERGLUE}.get(member.suite, {}).get(member.name, ())
     if member.name in ("record", "squad"):
         return record_statistics(outputs, answers)
+    if member.name == "dpr":
+        right = [int(text == each[0]) for text, each in zip(outputs, answers, strict=True)]
+        return {"accuracy": accuracy_statistics(right, [1] * len(right))}
     if member.names_referents:
         named = [
             int(same_referent(text, each[0])) for text, each in zip(outputs, answers, strict=True)
