@@ -38,3 +38,9 @@ def test_durations_read_well():
     assert describe_seconds(0.2) == "about 1 second"
     assert describe_seconds(59) == "about 59 seconds"
     assert describe_seconds(3 * 86_400) == "about 3 days"
+
+
+def test_every_recipe_is_evaluated_within_the_first_third_of_its_steps():
+    """Else a report cannot say whether the gap between two rows still closes."""
+    recipes = [load_recipe(name) for name in recipe_names()]
+    assert not [r.name for r in recipes if r.evaluate.every > r.train.steps / 3]

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from synthesizer.data.corpora import listops, python_docs
-from synthesizer.data.corpora.corpus_list import CORPORA
-from synthesizer.data.corpora.drawing import draw_splits
+from synthesizer.data.corpora.corpus_list import CORPORA, GRADED
+from synthesizer.data.corpora.drawing import DRAW, draw_splits
+from synthesizer.data.sources import open_source
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Data
 
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {
@@ -19,6 +21,7 @@ COLUMNS = {
     "listops-short": ["Source", "Target"],
     "shift": ["input", "target"],
     "recall": ["input", "target"],
+    **{name: ["input", "target"] for name in GRADED},
 }
 
 every_corpus = pytest.mark.parametrize("name", CORPORA)
@@ -52,7 +55,8 @@ def test_no_row_is_in_two_splits_nor_twice_in_one(name, made):
 @every_drawn_corpus
 def test_the_seed_alone_decides_the_rows(name, made):
     assert small(name) == made[name]
-    assert small(name, seed=1) != made[name]
+    assert small(name, seed=DRAW) == made[name]
+    assert small(name, seed=0) != made[name], "draw 0 is that of older records"
 
 
 @every_drawn_corpus
@@ -181,3 +185,60 @@ def test_recall_asks_for_the_value_bound_to_the_key(made):
         bound = dict(re.fullmatch(r"([a-z])(\d+)", token).groups() for token in tokens[:12])
         assert len(bound) == 12
         assert target == ["_"] * 12 + [bound[key] for key in tokens[12:]]
+
+
+@pytest.mark.parametrize("pairs", [2, 16])
+def test_multi_query_recall_asks_for_the_value_behind_the_key(pairs):
+    for row in small("multi-query-recall", difficulty=pairs)["test"]:
+        given, asked = (part.split() for part in row["input"].split(" | "))
+        value = dict(zip(given[::2], given[1::2], strict=True))
+        assert len(value) == pairs
+        assert row["target"].split() == ["_"] * (2 * pairs + 1) + [value[key] for key in asked]
+
+
+@pytest.mark.parametrize("noise", [1, 24])
+def test_noisy_recall_strews_noise_among_the_pairs_and_splits_none(noise):
+    for row in small("noisy-recall", difficulty=noise)["test"]:
+        given, asked = (part.split() for part in row["input"].split(" | "))
+        kept = [token for token in given if not token.startswith("~")]
+        assert len(given) - len(kept) == noise
+        value = dict(zip(kept[::2], kept[1::2], strict=True))
+        assert all(given[given.index(key) + 1] == value[key] for key in value)
+        assert row["target"].split()[len(given) + 1 :] == [value[key] for key in asked]
+
+
+@pytest.mark.parametrize("noise", [1, 16])
+def test_selective_copying_asks_for_the_letters_in_order(noise):
+    rows = small("selective-copying", difficulty=noise)["test"]
+    for row in rows:
+        tokens, target = row["input"].split(), row["target"].split()
+        assert tokens.count(".") == noise
+        assert [t for t in target if t != "_"] == [t for t in tokens if t not in (".", ">")]
+    assert len({row["input"].index(".") for row in rows}) > 1
+
+
+@pytest.mark.parametrize("distances", [1, 12])
+def test_distance_copying_asks_for_the_letter_that_a_token_names(distances):
+    for row in small("distance-copying", difficulty=distances)["test"]:
+        tokens, target = row["input"].split(), row["target"].split()
+        for place, (token, wanted) in enumerate(zip(tokens, target, strict=True)):
+            letter, back = token[0], int(token[1:])
+            assert letter.isalpha()
+            assert 1 <= back <= distances
+            assert wanted == (tokens[place - back][0] if back <= place else "_")
+
+
+def test_a_difficulty_that_a_probe_cannot_have_is_refused():
+    with pytest.raises(UserError, match=r"data.difficulty is 27; it is the number of keys here"):
+        small("multi-query-recall", difficulty=27)
+    with pytest.raises(UserError, match=r"number of distances here: choose 1 to 31"):
+        small("distance-copying", difficulty=32)
+    with pytest.raises(UserError, match=r"data.difficulty is 3, and 'recall' has none; drop it"):
+        open_source(Data(builtin="recall", difficulty=3), None)
+
+
+def test_every_difficulty_is_data_of_its_own_and_is_named_with_its_draw():
+    easy, hard = (open_source(Data(builtin=GRADED[0], difficulty=n), None) for n in (2, 3))
+    assert easy.origin == "built-in multi-query-recall, draw 1, difficulty 2"
+    assert easy.fingerprint != hard.fingerprint
+    assert open_source(Data(builtin="python-docs"), None).origin == "built-in python-docs"

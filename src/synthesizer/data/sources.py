@@ -135,7 +135,7 @@ def open_source(data: Data, folder: Path | None) -> Source:
     if data.train or data.validation or data.test:
         return _from_files(data)
     if data.builtin:
-        return _from_corpus(data.builtin)
+        return _from_corpus(data.builtin, data.difficulty)
     local = _find_local(data, folder)
     if local is not None:
         return local
@@ -330,21 +330,28 @@ def _files_below(folder: Path) -> list[Path]:
     return [path for path in whole if not path.relative_to(folder).as_posix().startswith(".")]
 
 
-def _from_corpus(name: str) -> Source:
-    from synthesizer.data.corpora.corpus_list import CORPORA
+def _from_corpus(name: str, difficulty: int | None) -> Source:
+    from synthesizer.data.corpora.corpus_list import CORPORA, GRADED, describe_corpus
 
     if name not in CORPORA:
         raise UserError(f"unknown corpus '{name}'; choose data.builtin from {', '.join(CORPORA)}")
+    if difficulty is not None and name not in GRADED:
+        raise UserError(
+            f"data.difficulty is {difficulty}, and '{name}' has none; drop it, or choose "
+            f"data.builtin from {', '.join(GRADED)}"
+        )
+    options = {} if difficulty is None else {"difficulty": difficulty}
     made: dict[str, list[dict[str, str]]] = {}
 
     def rows(split: str) -> Iterator[Row]:
-        made.update(made or CORPORA[name]())
+        made.update(made or CORPORA[name](**options))
         for number, fields in enumerate(made[split], start=1):
             yield Row(f"{name} {split}", number, fields)
 
     splits = {split: partial(rows, split) for split in SPLITS}
+    corpus = describe_corpus(name, difficulty)
     # The corpus's own code is in every key of the cache.
-    return Source(f"built-in {name}", splits, version=f"{name} {sys.version}")
+    return Source(f"built-in {corpus}", splits, version=f"{corpus} {sys.version}")
 
 
 def _find_local(data: Data, folder: Path | None) -> Source | None:

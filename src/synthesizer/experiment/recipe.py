@@ -86,6 +86,7 @@ class Data(_Part):
     validation: Files | None = None
     test: Files | None = None
     builtin: str | None = None  # a corpus of synthesizer.data.corpora
+    difficulty: Positive | None = None  # of a graded probe among them; its own where absent
     local: Files | None = None  # directories under SYNTHESIZER_DATA; the first that exists is used
     hub: str | None = None  # a Hugging Face data set
     config: str | None = None  # which configuration of it
@@ -385,6 +386,7 @@ _ONLY_FOR = {
     ("data", "wording"): ("mixture",),
     ("data", "labels"): ("labels",),
     ("data", "prefix"): ("pairs",),
+    ("data", "difficulty"): ("probe",),
     ("data", "keep_blank"): ("stream",),
     ("data", "sample"): ("stream",),
     ("data", "streaming"): ("stream",),

@@ -9,7 +9,7 @@ import numpy as np
 
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study
-from synthesizer.report.summary import MINUS, base_of, measured, scores_of, span
+from synthesizer.report.summary import MINUS, base_of, measured, plain_change, scores_of, span
 from synthesizer.study.verdict import Comparison, judge
 
 Table = tuple[list[str], list[list[str]]]  # head and rows
@@ -97,17 +97,13 @@ def varied_table(study: Study, metric: str) -> Table | None:
     values = list(dict.fromkeys(row.varied for row in study.rows if row.varied))
     if not values:
         return None
-    names = [", ".join(_plain(change) for change in varied) for varied in values]
+    names = [", ".join(plain_change(change) for change in varied) for varied in values]
     cells: dict[str, list[str]] = {}
     for row in study.rows:
-        name = row.label.removesuffix("".join(f", {_plain(change)}" for change in row.varied))
+        name = row.label.removesuffix("".join(f", {plain_change(change)}" for change in row.varied))
         line = cells.setdefault(name, [span([])] * len(values))
         line[values.index(row.varied)] = _mean_sd(row, (metric,))
     return ["variant", *names], [[name, *line] for name, line in cells.items()]
-
-
-def _plain(change: str) -> str:
-    return change.rpartition(".")[2].replace("=", " ")
 
 
 def _mean_sd(row: Row, keys: Sequence[str]) -> str:
@@ -153,7 +149,7 @@ def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, float]
     for row in study.rows:
         scores = list(scores_of(row, metric).values())
         if len(row.varied) == 1 and scores:
-            name = row.label.removesuffix(f", {_plain(row.varied[0])}")
+            name = row.label.removesuffix(f", {plain_change(row.varied[0])}")
             value = row.varied[0].partition("=")[2]
             points.setdefault(name, []).append((value, float(np.mean(scores))))
     return points

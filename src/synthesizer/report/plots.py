@@ -93,7 +93,7 @@ def _signed(value: float, _: int | None) -> str:
     return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
 
 
-def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]]) -> str:
+def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]], key: str) -> str:
     """The metric of each variant at every value of a varied key, the values evenly spaced."""
     values = list(dict.fromkeys(value for line in points.values() for value, _ in line))
     if len(values) < 2:
@@ -102,10 +102,11 @@ def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]]
         for number, (name, line) in enumerate(points.items()):
             at = [values.index(value) for value, _ in line]
             axes.plot(at, [mean for _, mean in line], label=literal(name), **look_of(number))
-        axes.set_xticks(range(len(values)), values)
-        axes.set_ylabel(summary.metric_name)
+        axes.set_xticks(range(len(values)), list(map(literal, values)))
+        axes.set_xlabel(literal(key))
+        axes.set_ylabel(literal(summary.metric_name))
         axes.legend(fontsize=8)
-        return to_svg(figure, f"{summary.metric_name} by the value that was varied")
+        return to_svg(figure, f"{summary.metric_name} by {key}, one line per variant")
 
 
 def quality_and_speed(summary: Summary) -> str:
@@ -113,37 +114,66 @@ def quality_and_speed(summary: Summary) -> str:
     relative = any(line.relative["training"] for line in summary.lines)
     if not relative and len(machines(summary.finished)) > 1:
         return ""
-    shown = [
-        (line.index, line, (line.relative if relative else line.cost)["training"], line.mean)
-        for line in summary.drawn
-    ]
+    unit = "times dot's" if relative else "tokens per second"
+    return _front(
+        summary,
+        lambda line: (line.relative if relative else line.cost)["training"],
+        f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})",
+        "Quality against training speed, with the Pareto front",
+    )
+
+
+def quality_and_cache(summary: Summary) -> str:
+    """The same against what decoding keeps of a token; empty where all rows keep as much."""
+    if len({line.cost["cache"] for line in summary.drawn} - {None}) < 2:
+        return ""
+    return _front(
+        summary,
+        lambda line: line.cost["cache"],
+        "cache, bytes per token (smaller \N{RIGHTWARDS ARROW})",
+        "Quality against the cache of a token, with the Pareto front",
+        less=True,
+    )
+
+
+def _front(
+    summary: Summary,
+    read: Callable[[Line], float | None],
+    label: str,
+    title: str,
+    *,
+    less: bool = False,
+) -> str:
+    """Quality against a cost that is better when more, or less; better is right and up."""
+    shown = [(line.index, line, read(line), line.mean) for line in summary.drawn]
     points = [
-        (place, line, speed, mean)
-        for place, line, speed, mean in shown
-        if speed is not None and mean is not None and math.isfinite(mean)
+        (place, line, cost, mean)
+        for place, line, cost, mean in shown
+        if cost is not None and mean is not None and math.isfinite(mean)
     ]
     if len(points) < 2:
         return ""
-    sign = 1 if summary.higher_is_better else -1
+    sign, along = 1 if summary.higher_is_better else -1, -1 if less else 1
     with drawing(3.6) as (figure, axes):
         if sign < 0:
             axes.invert_yaxis()
-        front = pareto([(speed, sign * mean) for _, _, speed, mean in points])
-        path = sorted((points[place][2], points[place][3]) for place in front)
+        if less:
+            axes.invert_xaxis()
+        front = pareto([(along * cost, sign * mean) for _, _, cost, mean in points])
+        path = sorted(((points[place][2], points[place][3]) for place in front), reverse=less)
         axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
-        for order, (place, _, speed, mean) in enumerate(points):
+        for order, (place, _, cost, mean) in enumerate(points):
             look = look_of(place)
             inside = look["color"] if order in front else "none"
             axes.plot(
-                speed,
+                cost,
                 mean,
                 look["marker"],
                 color=look["color"],
                 markerfacecolor=inside,
                 markersize=7,
             )
-        unit = "times dot's" if relative else "tokens per second"
-        axes.set_xlabel(f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})")
+        axes.set_xlabel(label)
         axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.margins(0.08)
         list_at_right(
@@ -153,7 +183,7 @@ def quality_and_speed(summary: Summary) -> str:
                 for order, (place, line, _, _) in enumerate(points)
             ],
         )
-        return to_svg(figure, "Quality against training speed, with the Pareto front")
+        return to_svg(figure, title)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> set[int]:

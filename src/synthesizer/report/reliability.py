@@ -79,6 +79,8 @@ def _intervals(summary: Summary) -> Iterator[str]:
         "seeds and test examples, corrected over the rows and looks, so that the chance of any "
         f"wrong word in the table is {LEVEL:.0%}; fewer than {FEWEST_SEEDS} seeds get no word."
     )
+    if len({line.row.varied for line in summary.lines}) > 1:
+        yield f"Each varied value is a table of its own, with its own dot and its own {LEVEL:.0%}."
     looks = summary.looks
     if looks is not None and len(looks.planned) > 1:
         yield (

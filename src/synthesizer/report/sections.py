@@ -29,6 +29,7 @@ from synthesizer.report.page import (
 from synthesizer.report.plots import (
     by_value,
     forest,
+    quality_and_cache,
     quality_and_speed,
     score_by_rate,
     training_loss,
@@ -56,6 +57,11 @@ def lead(summary: Summary) -> str:
             "Quality against training speed, best first. The line joins the variants that no "
             "other beats in both (filled); speeds are those of the machine that ran them."
             + _left_to_the_table(summary),
+        ),
+        Plot(
+            quality_and_cache(summary),
+            "Quality against what decoding keeps of every token: values, and keys where a part "
+            "of the attention is a dot product.",
         ),
     ]
     shown = figures([plot for plot in plots if plot.svg])
@@ -224,8 +230,11 @@ def _varied(summary: Summary, *, plots: bool) -> str:
     found = varied_table(summary.study, summary.metric)
     if found is None:
         return ""
-    drawn = by_value(summary, varied_points(summary.study, summary.metric)) if plots else ""
-    figure = [figures([Plot(drawn, "Means over seeds, by the value that was varied.")])]
+    keys = {change.partition("=")[0] for row in summary.study.rows for change in row.varied}
+    key = keys.pop() if len(keys) == 1 else ""
+    points = varied_points(summary.study, summary.metric)
+    drawn = by_value(summary, points, key.rpartition(".")[2]) if plots and key else ""
+    figure = [figures([Plot(drawn, f"Means over seeds, by {key}.")])]
     return "\n".join([table(*found), *(figure if drawn else [])])
 
 

@@ -194,19 +194,36 @@ def summarize(study: Study) -> Summary:
         size = allowed(metric, reference) if study.margin is None else study.margin
         margin = _margin_text(metric, size)
     ordered = sorted(study.rows, key=lambda row: row is not plain)
-    known = None if dot is None else thirds(dot, metric)
     lines = [
-        _line(row, index, metric, compared.get(row.label), _base_cost(study, row), known)
+        _line(row, index, metric, compared.get(row.label), base_of(study, row))
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
-    specs = [(row.spec, compared[row.label]) for row in study.rows if row.label in compared]
     closing = {line.row.label for line in lines if line.is_closing}
-    said = answer(study.name, specs, margin, higher_is_better=higher, closing=closing)
+    said = " ".join(
+        answer(subject, specs, margin, higher_is_better=higher, closing=closing)
+        for subject, specs in _subjects(study, compared)
+    )
     documents = reference is not None and reference.units is not None
     opponents = tuple(_opponents(study, asked)) if metric in SCORES else ()
     found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
     return Summary(*found_in, has_documents=documents, opponents=opponents)
+
+
+def _subjects(
+    study: Study, compared: dict[str, Comparison]
+) -> Iterator[tuple[str, list[tuple[str, Comparison]]]]:
+    """What is answered for: the study, or each choice of varied values by itself."""
+    for varied in dict.fromkeys(row.varied for row in study.rows) or [()]:
+        changes = ", ".join(plain_change(change) for change in varied)
+        own = [row for row in study.rows if row.varied == varied and row.label in compared]
+        specs = [(row.spec, compared[row.label]) for row in own]
+        yield f"{study.name} with {changes}" if changes else study.name, specs
+
+
+def plain_change(change: str) -> str:
+    """'data.difficulty=4' in words: 'difficulty 4'."""
+    return change.rpartition(".")[2].replace("=", " ")
 
 
 def base_of(study: Study, row: Row) -> Row | None:
@@ -215,9 +232,8 @@ def base_of(study: Study, row: Row) -> Row | None:
     return dot if dot is not None and dot.finished else None
 
 
-def _base_cost(study: Study, row: Row) -> dict[str, float | None]:
+def _base_cost(row: Row, base: Row | None) -> dict[str, float | None]:
     """What a row's costs are divided by; no speed where the machines differ."""
-    base = base_of(study, row)
     if base is None:
         return dict.fromkeys(COSTS)
     alike = len(machines([*row.finished, *base.finished])) == 1
@@ -300,12 +316,12 @@ def _line(
     index: int,
     metric: str,
     comparison: Comparison | None,
-    base: dict[str, float | None],
-    dot: tuple[float, float, float] | None,
+    base: Row | None,
 ) -> Line:
-    cost = _cost(row)
-    relative = {name: _ratio(value, base[name]) for name, value in cost.items()}
-    own = thirds(row, metric) if dot is not None and comparison is not None else None
+    cost, beside = _cost(row), _base_cost(row, base)
+    relative = {name: _ratio(value, beside[name]) for name, value in cost.items()}
+    dot = thirds(base, metric) if base is not None and comparison is not None else None
+    own = None if dot is None else thirds(row, metric)
     gaps = None
     if own is not None and dot is not None:
         gaps = (own[0] - dot[0], own[1] - dot[1], own[2] - dot[2])

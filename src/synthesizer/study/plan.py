@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer import __version__
+from synthesizer.data.corpora.corpus_list import describe_corpus
 from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
@@ -287,7 +288,8 @@ def _fingerprint(recipe: Recipe, known: Source | None) -> str:
         return "mixture"
     if recipe.data.builtin and not recipe.data.train:
         python = ".".join(map(str, sys.version_info[:3]))
-        return f"{recipe.data.builtin} of synthesizer {__version__} on Python {python}"
+        corpus = describe_corpus(recipe.data.builtin)
+        return f"{corpus} of synthesizer {__version__} on Python {python}"
     source = open_source(recipe.data, data_folder())
     return (known if known and known.origin == source.origin else source).fingerprint
 

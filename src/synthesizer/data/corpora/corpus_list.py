@@ -2,8 +2,16 @@
 
 from collections.abc import Callable
 
-from synthesizer.data.corpora import listops, python_docs, recall, shift
-from synthesizer.data.corpora.drawing import Splits
+from synthesizer.data.corpora import (
+    distance_copying,
+    listops,
+    multi_query_recall,
+    python_docs,
+    recall,
+    selective_copying,
+    shift,
+)
+from synthesizer.data.corpora.drawing import DRAW, Splits
 from synthesizer.data.corpora.grammar_ende import sentences
 
 CORPORA: dict[str, Callable[..., Splits]] = {
@@ -13,4 +21,19 @@ CORPORA: dict[str, Callable[..., Splits]] = {
     "listops-short": listops.short_splits,
     "shift": shift.splits,
     "recall": recall.splits,
+    "multi-query-recall": multi_query_recall.splits,
+    "noisy-recall": multi_query_recall.noisy_splits,
+    "selective-copying": selective_copying.splits,
+    "distance-copying": distance_copying.splits,
 }
+GRADED = ("multi-query-recall", "noisy-recall", "selective-copying", "distance-copying")
+"""Corpora that have a difficulty."""
+DRAWN = tuple(name for name in CORPORA if name != "python-docs")
+"""Corpora that are drawn by chance: another draw has other examples in every split."""
+
+
+def describe_corpus(name: str, difficulty: int | None = None) -> str:
+    """A corpus as records name it, with its draw and difficulty: 'recall, draw 1'."""
+    drawn = [f"draw {DRAW}"] if name in DRAWN else []
+    graded = [f"difficulty {difficulty}"] if difficulty is not None else []
+    return ", ".join([name, *drawn, *graded])

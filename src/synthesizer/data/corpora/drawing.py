@@ -8,6 +8,8 @@ from synthesizer.errors import UserError
 Row = dict[str, str]
 Splits = dict[str, list[Row]]
 
+DRAW = 1  # the seed of what is drawn; draw 0 has been looked at by the records before it
+
 _PATIENCE = 10_000
 
 
@@ -22,6 +24,14 @@ def draw_splits(
     rows = _distinct(draw, column, Random(seed))
     drawn = {name: [next(rows) for _ in range(sizes[name])] for name in reversed(sizes)}
     return {name: drawn[name] for name in sizes}
+
+
+def check_difficulty(difficulty: int, most: int, what: str) -> None:
+    """Refuse a difficulty that a probe cannot have."""
+    if not 1 <= difficulty <= most:
+        raise UserError(
+            f"data.difficulty is {difficulty}; it is the number of {what} here: choose 1 to {most}"
+        )
 
 
 def _distinct(draw: Callable[[Random], Row], column: str, rng: Random) -> Iterator[Row]:

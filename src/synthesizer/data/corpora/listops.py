@@ -12,7 +12,7 @@ parameters.
 from collections.abc import Callable
 from random import Random
 
-from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
+from synthesizer.data.corpora.drawing import DRAW, Row, Splits, draw_splits
 
 
 def _median(values: list[int]) -> int:
@@ -31,7 +31,7 @@ _OPERATOR_SHARE = 0.25
 
 
 def splits(
-    seed: int = 0,
+    seed: int = DRAW,
     *,
     longer_than: int = 500,
     shorter_than: int = 2_000,
@@ -55,7 +55,7 @@ def splits(
     return draw_splits(draw, "Source", seed, wanted)
 
 
-def short_splits(seed: int = 0, **sizes: int) -> Splits:
+def short_splits(seed: int = DRAW, **sizes: int) -> Splits:
     """Lists small enough to learn in a minute: 10 < tokens < 60, at least two operators."""
     wanted = {"train": 20_000, "validation": 1_000, "test": 1_000} | sizes
     return splits(seed, longer_than=10, shorter_than=60, min_operators=2, **wanted)

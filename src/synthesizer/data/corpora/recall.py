@@ -9,13 +9,13 @@ row and nowhere else. A model that cannot compare tokens can at best guess one o
 
 from random import Random
 
-from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
+from synthesizer.data.corpora.drawing import DRAW, Row, Splits, draw_splits
 
 KEYS = tuple("abcdefghijklmnopqrst")
 VALUES = tuple(str(number) for number in range(20))
 
 
-def splits(seed: int = 0, *, bindings: int = 12, questions: int = 24, **sizes: int) -> Splits:
+def splits(seed: int = DRAW, *, bindings: int = 12, questions: int = 24, **sizes: int) -> Splits:
     """Rows of `bindings` different keys, each with a value, then of `questions` keys among them."""
 
     def draw(rng: Random) -> Row:

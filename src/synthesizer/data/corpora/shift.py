@@ -6,12 +6,12 @@ target   _ _ _ d a f ...
 
 from random import Random
 
-from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
+from synthesizer.data.corpora.drawing import DRAW, Row, Splits, draw_splits
 
 TOKENS = tuple("abcdefghijklmnop")
 
 
-def splits(seed: int = 0, *, length: int = 32, distance: int = 3, **sizes: int) -> Splits:
+def splits(seed: int = DRAW, *, length: int = 32, distance: int = 3, **sizes: int) -> Splits:
     """Rows of random letters; target[i] is input[i - distance]."""
 
     def draw(rng: Random) -> Row:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-from synthesizer.data.corpora.drawing import Row, Splits, draw_splits
+from synthesizer.data.corpora.drawing import DRAW, Row, Splits, draw_splits
 from synthesizer.data.corpora.grammar_ende.inflection import PERSONAL
 from synthesizer.data.corpora.grammar_ende.phrases import Phrase, Phrases, Predicate, conjugate
 from synthesizer.data.corpora.grammar_ende.vocabulary import (
@@ -28,7 +28,7 @@ from synthesizer.data.corpora.grammar_ende.vocabulary import (
 )
 
 
-def splits(seed: int = 0, **sizes: int) -> Splits:
+def splits(seed: int = DRAW, **sizes: int) -> Splits:
     """Sentence pairs; no English sentence comes twice."""
     wanted = {"train": 50_000, "validation": 500, "test": 1_000} | sizes
     return draw_splits(lambda rng: _Sentence(rng).row(), "en", seed, wanted)

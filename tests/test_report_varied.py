@@ -1,0 +1,57 @@
+import json
+
+from test_report import make_run
+
+from synthesizer.report.plots import by_value, quality_and_cache
+from synthesizer.report.sections import notes, sections
+from synthesizer.report.write import summarize_all
+
+SHARES = {  # of right answers, by difficulty: a table lasts as long as its heads
+    "dot": {"2": 0.99, "8": 0.98},
+    "random": {"2": 0.99, "8": 0.4},
+    "random+dot": {"2": 0.99, "8": 0.98},
+}
+CACHE = {"dot": 1024, "random": 512, "random+dot": 1024}
+
+
+def probe_study(home):
+    rows = []
+    for spec, shares in SHARES.items():
+        for value, share in shares.items():
+            changes = (f"data.difficulty={value}",)
+            runs = [f"{spec}-difficulty-{value}/seed{seed}" for seed in (1, 2, 3)]
+            for seed, run in enumerate(runs, start=1):
+                options = {"recipe": "distance-copying", "sets": changes}
+                path = make_run(home / run, spec, seed, share, **options)
+                stored = json.loads((path / "result.json").read_text())
+                stored["cache_bytes_per_token"] = CACHE[spec]
+                (path / "result.json").write_text(json.dumps(stored))
+            label = f"{spec}, difficulty {value}"
+            rows.append({"label": label, "spec": spec, "runs": runs, "varied": changes})
+    study = {"rows": rows, "recipe": "distance-copying"}
+    (home / "study.json").write_text(json.dumps(study))
+    (summary,) = summarize_all([home])
+    return summary
+
+
+def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
+    summary = probe_study(tmp_path)
+    first, second = summary.answer.split(" Yes: ")
+    assert first.startswith("No: on distance-copying with difficulty 2 random, difficulty 2 is no")
+    assert second.startswith("on distance-copying with difficulty 8 the one row without dot")
+    told = "\n".join(notes(summary))
+    assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
+
+
+def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_path):
+    summary = probe_study(tmp_path)
+    (varied,) = [s.body for s in sections(summary) if s.heading == "By varied value"]
+    assert "token accuracy, % by difficulty, one line per variant" in varied
+    assert "Means over seeds, by data.difficulty." in varied
+    assert by_value(summary, {"dot": [("2", 1.0)]}, "difficulty") == "", "one value is no curve"
+    assert "Quality against the cache of a token" in quality_and_cache(summary)
+
+
+def test_rows_that_keep_as_much_of_a_token_are_not_drawn_by_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(CACHE, "random", 1024)
+    assert quality_and_cache(probe_study(tmp_path)) == ""
