@@ -1,10 +1,9 @@
 import json
 
-from test_report import make_run
-
 from synthesizer.report.plots import by_value, quality_and_cache
 from synthesizer.report.sections import notes, sections
 from synthesizer.report.write import summarize_all
+from test_report import make_run
 
 SHARES = {  # of right answers, by difficulty: a table lasts as long as its heads
     "dot": {"2": 0.99, "8": 0.98},
