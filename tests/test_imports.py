@@ -24,6 +24,7 @@ MAY_IMPORT = {
         "study.verdict",
         "study.sequential",
         "study.evidence",
+        "study.ladder",
         "study.rows",
         "study.tune",
     },

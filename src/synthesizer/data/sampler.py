@@ -67,6 +67,14 @@ class Order:
             epoch, offset = epoch + 1, 0
 
 
+def fixed_part(count: int, share: float) -> Array:
+    """Which of some examples a share of them is, in order; a larger share holds the smaller."""
+    if share == 1:
+        return np.arange(count)
+    drawn = np.random.default_rng(0).permutation(count)  # files may be sorted, by label say
+    return np.sort(drawn[: max(1, round(share * count))])
+
+
 def in_order(lengths: Array, batch_tokens: int) -> list[Array]:
     """Every example once, in order, cut where the next would exceed the budget."""
     return np.split(np.arange(len(lengths)), _cut(lengths, batch_tokens))

@@ -160,6 +160,7 @@ class Train(_Part):
     table_rate: Annotated[float, Field(gt=0)] = 30.0  # the tables' rate is this times lr
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    data_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of train, always the same examples
     start_from: str | None = None  # a run to begin with; {synthesis} and {seed} are this run's own
     log_every: Positive = 50
     checkpoint_every: Positive = 500
@@ -424,6 +425,11 @@ def _resolve(recipe: Recipe, origin: str) -> Recipe:
         raise UserError(
             f"{origin} [data]: holdout is 0 and test is missing; "
             "give data.test or let holdout cut it from train"
+        )
+    if recipe.data.streaming and recipe.train.data_share < 1:
+        raise UserError(
+            f"{origin} [train]: data_share is {recipe.train.data_share:g} and data.streaming reads "
+            "train without an end; drop one of them"
         )
     derived = {
         "kind": kind,

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
+from synthesizer.report import ladder
 from synthesizer.report.attention_plots import (
     alpha_plots,
     attention_maps,
@@ -73,6 +74,7 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
     """All that follows the first screen; what no run has is left out."""
     found = [
         Section("Results", _table(summary)),
+        Section("Ladder", _ladder(summary, plots=plots)),
         Section("All metrics", _all_metrics(summary)),
         *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
         Section("By varied value", _varied(summary, plots=plots)),
@@ -163,6 +165,8 @@ def text_of(summaries: Sequence[Summary]) -> str:
         parts += [
             "\n".join(f"- {plain(name)}: {plain(TERMS[name])}" for name in head if name in TERMS)
         ]
+        rungs = ladder.read_ladder(summary.study)
+        parts += ["## Ladder", *ladder.text(rungs)] if rungs else []
         metrics = metric_tables(summary.study)
         if metrics:
             parts += ["## All metrics", markdown(*metrics.means), DIFFERENCES]
@@ -199,6 +203,11 @@ def _forest_caption(summary: Summary) -> str:
 def _table(summary: Summary) -> str:
     shown = table(*cells(summary), terms=TERMS, sortable=True)
     return "\n".join([shown, *(paragraph(note, "note") for note in notes(summary))])
+
+
+def _ladder(summary: Summary, *, plots: bool) -> str:
+    found = ladder.read_ladder(summary.study)
+    return ladder.html(found, plots=plots) if found else ""
 
 
 def _all_metrics(summary: Summary) -> str:

@@ -213,8 +213,9 @@ def summarize(study: Study) -> Summary:
 def _subjects(
     study: Study, compared: dict[str, Comparison]
 ) -> Iterator[tuple[str, list[tuple[str, Comparison]]]]:
-    """What is answered for: the study, or each choice of varied values by itself."""
-    for varied in dict.fromkeys(row.varied for row in study.rows) or [()]:
+    """What is answered for: the study, or each choice of varied values; a ladder's largest rung."""
+    values = list(dict.fromkeys(row.varied for row in study.rows)) or [()]
+    for varied in values[:1] if study.facts.get("ladder") else values:
         changes = ", ".join(plain_change(change) for change in varied)
         own = [row for row in study.rows if row.varied == varied and row.label in compared]
         specs = [(row.spec, compared[row.label]) for row in own]

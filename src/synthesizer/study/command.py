@@ -119,6 +119,12 @@ def compare(
             metavar="KEY=V1,V2", help="Train every variant with each value; may be repeated."
         ),
     ] = None,
+    ladder: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Also train every variant at so many sizes less one below RECIPE's."
+        ),
+    ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(metavar="ROW", help="Also compare all rows with this one; may be repeated."),
@@ -165,6 +171,7 @@ def compare(
         pretrain=pretrain,
         pretrain_overrides=tuple(pretrain_set or ()),
         vary=tuple(vary or ()),
+        ladder=ladder,
         against=tuple(against or ()),
         overrides=tuple(overrides or ()),
         imports=tuple(imports or ()),

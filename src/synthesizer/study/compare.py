@@ -74,7 +74,8 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
             if plan.asked.pretrain:
                 say(f"pretraining every variant by {plan.asked.pretrain}")
                 _perform(plan, _jobs(plan, pretraining=True), pool, say, plain)
-            _perform(plan, _jobs(plan), pool, say, plain)
+            for jobs in _stages(plan):
+                _perform(plan, jobs, pool, say, plain)
             longer = next_plan(plan, say)
             if longer is None:
                 break
@@ -122,6 +123,7 @@ def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
         [plan.command(row, seed, pretraining=stage) for stage in stages]
         for seed in plan.seeds
         for row in rows
+        if seed in plan.seeds_of(row)
     ]
 
 
@@ -136,7 +138,7 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
         return row
     measure = "flops" if plan.asked.match == "flops" else "params"
     recipe = plan.recipe(row, plan.seeds[0])
-    other = Row("", row.like or "", "", changes=row.varied)
+    other = Row("", row.like or "", "", changes=row.rung or row.varied)
     like = dump(plan.recipe(other, plan.seeds[0])) if row.like else None
     order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
     try:
@@ -165,6 +167,13 @@ def _jobs(plan: Plan, *, pretraining: bool = False) -> list[Job]:
     ]
 
 
+def _stages(plan: Plan) -> list[list[Job]]:
+    """All runs at once, or a ladder's rung by rung from the smallest, each with its own time."""
+    rungs = list(dict.fromkeys(row.rung for row in plan.rows))[::-1]
+    jobs = _jobs(plan)
+    return [[job for job in jobs if plan.rows[job.row].rung == rung] for rung in rungs]
+
+
 def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
     """Train what is not finished, showing progress; nothing is written if the data is bad."""
     for job in jobs:
@@ -184,14 +193,17 @@ def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain:
     say(f"about {whole} in all ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
     plan.write()
     steps, split = recipe.train.steps, jobs[0].split
-    status = open_status(_row_status(plan, jobs, seconds), size, steps, split, plain=plain)
+    rows = _row_status(plan, jobs, seconds)
+    status = open_status([*rows.values()], size, steps, split, plain=plain)
     try:
-        _follow(plan, left, pool, status)
+        _follow(plan, left, pool, status, [*rows])
     finally:
         status.close()
 
 
-def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines) -> None:
+def _follow(
+    plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines, shown: Sequence[int]
+) -> None:
     orders = [
         {
             "do": "train",
@@ -212,7 +224,7 @@ def _follow(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLin
         job = jobs[index]
         if event["event"] == "done":
             event["metric"], event["value"] = _main_metric(event["result"], job.split)
-        status.receive(job.row, job.name, event)
+        status.receive(shown.index(job.row), job.name, event)
         if event["event"] == "failed":
             label = plan.rows[job.row].label
             plan.errors.setdefault(label, f"{job.name}: {event['error']}")
@@ -244,13 +256,16 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
     return seconds
 
 
-def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> list[RowStatus]:
-    rows = []
+def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> dict[int, RowStatus]:
+    """By the row's number; rows of other rungs have none."""
+    rows = {}
     for number, row in enumerate(plan.rows):
         own = [job for job in jobs if job.row == number]
+        if row.rung and not own:
+            continue
         finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
         done = [_main_metric(run.result(), split)[1] for run, split in finished]
-        rows.append(RowStatus(row.label, len(own), seconds, done))
+        rows[number] = RowStatus(row.label, len(own), seconds, done)
     return rows
 
 
@@ -316,6 +331,11 @@ def settle(plan: Plan, say: Say) -> Plan:
     candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
     if not candidates or plan.asked.vary:
         return plan
+    if plan.asked.ladder:
+        how = "as configured" if plan.asked.opponent in FOUND else "asked for"
+        name = candidates[0].label
+        told = {"label": name, "configured": name, "how": how, "trials": []}
+        return replace(plan, opponent=told)
     opponent, how = candidates[0], "as configured"
     if plan.asked.opponent not in FOUND:
         positions = (plan.asked.opponent, plan.shared.model.positions)

@@ -20,6 +20,7 @@ from synthesizer.experiment.run import STUDY, write_text
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import import_modules, normalize_spec, unregistered
 from synthesizer.study.guess import Guess, infer_recipe, is_data
+from synthesizer.study.ladder import climb, make_rungs
 from synthesizer.study.rows import (
     DOT,
     POSITIONS,
@@ -69,6 +70,7 @@ class Asked:
     pretrain: str | None = None  # the recipe that makes what every run starts from
     pretrain_overrides: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
+    ladder: int | None = None  # rungs: rows are trained at so many sizes, the largest the recipe's
     against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
     overrides: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
@@ -80,7 +82,8 @@ class Asked:
         """How many trials each row has."""
         if self.tune is not None:
             return self.tune
-        return 0 if self.quick or self.lists_commands or self.pretrain else TRIALS
+        without = self.quick or self.lists_commands or self.pretrain or self.ladder
+        return 0 if without else TRIALS
 
     @property
     def has_controls(self) -> bool:
@@ -89,8 +92,8 @@ class Asked:
 
     @property
     def finds_opponent(self) -> bool:
-        """Whether dot's positions are to be chosen; --vary and --pretrain keep the recipe's."""
-        return self.opponent == AUTO and not (self.vary or self.pretrain)
+        """Whether dot's positions are to be chosen; these three keep the recipe's."""
+        return self.opponent == AUTO and not (self.vary or self.pretrain or self.ladder)
 
     @property
     def searches(self) -> bool:
@@ -169,6 +172,7 @@ class Plan:
             "tune": self.asked.trials,
             "quick": self.asked.quick,
             "against": list(self.asked.against),
+            "ladder": self.asked.ladder,
             "pretrain": self._pretrain_record(),
             "opponent": self.opponent,
             "looks": None if self.looks is None else self.looks.record(),
@@ -239,10 +243,13 @@ def draw_up(asked: Asked) -> Plan:
     # More trials go on where fewer ended, so that their number is not part of the name.
     identity = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
     identity += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
+    identity += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
-    rows, said = _rows(asked, recipe)
+    rows, said = _rows(asked, recipe, seeds)
+    if asked.ladder:
+        seeds = max(row.num_seeds or seeds for row in rows)
     name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
     plan = Plan(
         asked,
@@ -348,6 +355,10 @@ def _check(asked: Asked) -> None:
         raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
     if asked.gpus is not None and asked.gpus > 1 and (asked.gpus % 1 or asked.cluster is None):
         raise UserError(f"--gpus is {asked.gpus:g}; a worker takes one GPU or a share of it")
+    others = (("vary", asked.vary), ("pretrain", asked.pretrain))
+    for name, given in (*others, ("until-decided", asked.until_decided)):
+        if asked.ladder and given:
+            raise UserError(f"--ladder cannot be combined with --{name}; leave one of them out")
     if asked.tune == 1:
         raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
     if asked.until_decided and (asked.quick or asked.seeds or asked.lists_commands):
@@ -359,9 +370,12 @@ def _check(asked: Asked) -> None:
         parse_positions(text)
 
 
-def _rows(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
-    """Every row once, or once for each choice of varied values; and what to say of them."""
+def _rows(asked: Asked, recipe: Recipe, seeds: int) -> tuple[list[Row], list[str]]:
+    """Every row once, or once for each rung or choice of varied values; what to say of them."""
     rows, words = _variants(asked, recipe)
+    if asked.ladder:
+        rungs = make_rungs(recipe, asked.ladder, seeds)
+        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows)), words
     if not asked.vary:
         return rows, words
     if asked.has_controls and asked.match == "none":
@@ -381,6 +395,16 @@ def _rows(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
                 )
             )
     return crossed, words
+
+
+def _ladder_opponent(asked: Asked, recipe: Recipe, rows: Iterable[Row]) -> Row:
+    """The dot product that gaps are measured to, the same at every rung."""
+    wanted = recipe.model.positions if asked.opponent in FOUND else asked.opponent
+    dots = [row for row in rows if row.candidate]
+    mine = [row for row in dots if (row.positions or recipe.model.positions) == wanted]
+    if not (mine or dots):
+        raise UserError("--ladder shows gaps to dot and none of its rows is; add --synthesis dot")
+    return (mine or dots)[0]
 
 
 def _parse_vary(text: str) -> list[str]:

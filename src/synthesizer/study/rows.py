@@ -48,6 +48,7 @@ class Row:
     kinds: tuple[str, ...] = ()  # positions still to be chosen from
     first_seed: int = 0  # added to the study's seeds
     num_seeds: int | None = None  # how many of the study's seeds it has; None: all
+    rung: tuple[str, ...] = ()  # those of its changes that its rung of a ladder made
 
     @property
     def positions(self) -> str | None:

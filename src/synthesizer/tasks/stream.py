@@ -57,6 +57,8 @@ class StreamTask(Task):
             batches = self._train_by_blocks(start)
         else:
             stream = self._arrays["train"]
+            if self._recipe.train.data_share < 1:  # its beginning: text must stay connected
+                stream = stream[: max(2, round(self._recipe.train.data_share * len(stream)))]
             order = self._order(len(stream)).batches(start)
             batches = ((epoch, stream, windows) for epoch, windows in order)
         for epoch, stream, windows in batches:

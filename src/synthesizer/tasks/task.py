@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, Ragged, own_part
 from synthesizer.data.encoded_cache import Entry
 from synthesizer.data.prepare import prepare
-from synthesizer.data.sampler import Order, in_order
+from synthesizer.data.sampler import Order, fixed_part, in_order
 from synthesizer.data.sources import Source
 from synthesizer.experiment.recipe import Recipe
 
@@ -111,15 +111,16 @@ class ListTask(Task):
     def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Endless batches of similar lengths; where groups are stored, mixed up to data.cap."""
         groups, lists = self._arrays.get("train.groups"), self._lists("train")
+        used = fixed_part(len(lists[0]), self._recipe.train.data_share)
         order = Order(
-            _lengths(lists),
+            _lengths(lists)[used],
             batch_tokens=self._recipe.train.batch_tokens,
             seed=self._recipe.seed,
-            groups=groups,
+            groups=None if groups is None else groups[used],
             cap=None if groups is None else self._recipe.data.cap,
         )
         for _, batch in order.batches(start):
-            yield own_part(batch, partial(self._take, "train", lists), rank, world)
+            yield own_part(used[batch], partial(self._take, "train", lists), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Each example once, in order."""

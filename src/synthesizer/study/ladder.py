@@ -1,0 +1,333 @@
+"""The ladder: every row at several sizes and budgets, and what that says of larger ones (no torch).
+
+The recipe is the top rung, on all of its data. Each rung below has
+
+    half the training examples      train.data_share; smaller parts lie within larger ones
+    half the steps                  and all that is counted in steps: every rung passes over its
+                                    data equally often, with the same schedule but for its length
+    1/sqrt(2) of the width          fewer heads of the same size, d_ff in proportion: half the
+                                    parameters of a layer
+
+and costs about a quarter: parameters and tokens shrink alike, as they grow alike where compute is
+well spent (Hoffmann et al. 2022). Depth, length, tokenizer (learned from all of train), batch,
+dropout and learning rates stay, so that losses are per the same tokens. Small rungs get more seeds,
+because they are cheap.
+
+A law per row, and one floor for all of them (what no model can know), are fitted to mean losses:
+
+    loss = floor + exp(a - b log C)      C = 3 x forward FLOPs per token x tokens of its batches
+
+For a given floor that is a weighted line through log(loss - floor); the floor is searched. The
+intervals are percentiles of a parametric bootstrap over seeds: every mean is moved by Student's t
+times its standard error and all is fitted again. A row's spread is taken to be the same share of
+its loss at every rung, which gives it the degrees of freedom of all rungs; where laws miss the
+means by more than seeds explain, errors grow by that factor.
+
+The lead of a row is log((loss_row - floor) / (loss_dot - floor)) at equal compute: a line in log C,
+below zero where the row leads. A lead in nats always shrinks as losses near the floor; this one
+keeps its size where the row saves the same share of compute at every scale.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.study.rows import Row
+from synthesizer.untrusted import check_folder_name
+
+Array = NDArray[np.float64]
+
+FEWEST_RUNGS = 3  # two parameters a row and a floor: fewer rungs fit any
+MOST_SEEDS = 8  # of a small rung
+BACKWARD = 3.0  # a training token costs this many forward ones
+LEVEL = 0.05  # of any wrong interval among the rows
+DRAWS = 2000  # of the bootstrap
+FLOORS = 24  # tried at once, twice
+HOLDS = 0.5  # a lead that changes by less than this share of itself over the ladder holds
+GROWS, SHRINKS, STAYS, UNKNOWN = "grows", "shrinks", "holds", "unknown"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A size and a budget: what it changes in the recipe, and how many seeds it gets."""
+
+    changes: tuple[str, ...]
+    num_seeds: int
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Those of its changes that it is called by."""
+        return tuple(c for c in self.changes if c.startswith(("model.d_model=", "train.steps=")))
+
+
+def make_rungs(recipe: Recipe, count: int, seeds: int) -> list[Rung]:
+    """The recipe and smaller ones, the largest first; `seeds` are those of the largest."""
+    if count < 2:
+        raise UserError(f"--ladder is {count}; ask for 2 rungs or more ({FEWEST_RUNGS} for a law)")
+    rungs = [_rung(recipe, down, seeds) for down in range(count)]
+    widths = [rung.changes[0] for rung in rungs]
+    if len(set(widths)) < count:
+        raise UserError(
+            f"--ladder {count} from {recipe.model.num_heads} heads gives two rungs the same width; "
+            f"ask for fewer, or for more heads of the top rung (--set model.num_heads=8)"
+        )
+    return rungs
+
+
+def _rung(recipe: Recipe, down: int, seeds: int) -> Rung:
+    model, train, evaluate = recipe.model, recipe.train, recipe.evaluate
+    heads = max(1, round(model.num_heads / 2 ** (down / 2)))
+    width = heads * (model.d_model // model.num_heads)
+    assert model.d_ff is not None
+    values = {
+        "model.d_model": width,
+        "model.num_heads": heads,
+        "model.d_ff": max(1, round(model.d_ff * width / model.d_model)),
+        "train.data_share": train.data_share / 2**down,
+        "train.steps": max(1, train.steps >> down),
+        "train.warmup": train.warmup >> down,
+        "train.checkpoint_every": max(1, train.checkpoint_every >> down),
+        "evaluate.every": max(1, evaluate.every >> down),
+    }
+    most = max(seeds, MOST_SEEDS)
+    return Rung(tuple(f"{k}={v}" for k, v in values.items()), min(most, seeds * 2**down))
+
+
+def climb(rows: Sequence[Row], rungs: Sequence[Rung], opponent: Row) -> list[Row]:
+    """Every row at every rung, the largest first; the opponent alone is compared with."""
+    scaled = {change.partition("=")[0] for change in rungs[0].changes}
+    for row in rows:
+        own = scaled & {change.partition("=")[0] for change in row.changes}
+        if own:
+            raise UserError(
+                f"row {row.label!r} sets {', '.join(sorted(own))}, which --ladder scales; leave "
+                "one of them out"
+            )
+    return [_at(row, rung, candidate=row is opponent) for rung in rungs for row in rows]
+
+
+def _at(row: Row, rung: Rung, *, candidate: bool) -> Row:
+    names = [change.rpartition(".")[2] for change in rung.named]
+    folder = "-".join([row.folder, *(name.replace("=", "-") for name in names)])
+    return replace(
+        row,
+        label=", ".join([row.label, *(name.replace("=", " ") for name in names)]),
+        folder=check_folder_name(folder, "the row's name"),
+        changes=(*row.changes, *rung.changes),
+        varied=rung.named,
+        rung=rung.changes,
+        num_seeds=rung.num_seeds,
+        candidate=candidate,
+    )
+
+
+def training_flops(result: dict[str, Any], recipe: dict[str, Any]) -> float:
+    """What a run's training computed."""
+    train = recipe["train"]
+    tokens = result["steps"] * train["batch_tokens"] * train.get("accumulate", 1)
+    return float(BACKWARD * result["flops_per_token"] * tokens)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Losses of one row: a list over rungs, smallest first, of its seeds; and what a run computed.
+
+    A rung without runs is empty, and its compute is not read.
+    """
+
+    compute: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its bounds."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether all of it is on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Trend:
+    """What the laws say of one row beside the opponent."""
+
+    word: str
+    bottom: Interval  # difference of losses at the smallest rung's compute, row - opponent
+    top: Interval  # at the largest rung's
+    slope: Interval  # of the lead by log compute: above zero the row falls behind
+    crossing: Interval | None  # FLOPs where the lines cross, where they do
+    grid: Array  # FLOPs
+    gap: Array  # (3, grid): difference of losses, its lower and its upper bound
+
+
+@dataclass(frozen=True)
+class Laws:
+    """A fitted ladder: laws per row, in order."""
+
+    floor: Interval
+    scale: tuple[float, ...]  # a
+    power: tuple[Interval, ...]  # b
+    misfit: float  # how much more the laws miss than seeds explain, at least one
+    trends: tuple[Trend | None, ...]  # None for the opponent
+
+    def loss(self, row: int, compute: Array) -> Array:
+        """The law of a row."""
+        curve: Array = self.floor.value + np.exp(
+            self.scale[row] - self.power[row].value * np.log(compute)
+        )
+        return curve
+
+
+def fit_ladder(
+    rows: Sequence[Measured], opponent: int, *, seed: int = 0, draws: int = DRAWS
+) -> Laws | None:
+    """Fit all rows; None where a row has too few rungs, or no rung has a second seed."""
+    counts = np.array([[len(seeds) for seeds in row.losses] for row in rows])
+    if (counts > 0).sum(1).min(initial=FEWEST_RUNGS) < FEWEST_RUNGS or len(rows) < 2:
+        return None
+    freedom = np.maximum(counts - 1, 0).sum(1)
+    if freedom.min() < 1:
+        return None
+    x = np.log(np.array([[c if n else 1.0 for c, n in zip(row.compute, own, strict=True)]
+                         for row, own in zip(rows, counts, strict=True)]))  # fmt: skip
+    means = np.array([[np.mean(s) if s else 1.0 for s in row.losses] for row in rows])
+    if not np.isfinite(means).all():
+        return None
+    share = _spread(rows, means, freedom)
+    errors = share[:, None] * means / np.sqrt(np.maximum(counts, 1))
+    weights = np.where(counts > 0, 1 / errors**2, 0.0)
+    floor, a, b, miss = _fit(x, means[None], weights)
+    spare = int((counts > 0).sum()) - 2 * len(rows) - 1
+    misfit = max(1.0, math.sqrt(float(miss[0]) / spare)) if spare > 0 else 1.0
+    rng = np.random.default_rng(seed)
+    chance = rng.standard_normal((draws, *means.shape))
+    chance /= np.sqrt(rng.chisquare(freedom, (draws, len(rows))) / freedom)[..., None]
+    drawn = np.maximum(means + misfit * errors * chance, 0.01 * means)
+    floors, all_a, all_b, _ = _fit(x, drawn, weights)
+    level = LEVEL / (len(rows) - 1)
+    own = x[opponent][counts[opponent] > 0]
+    ends = (float(own.min()), float(own.max()))
+    made = [
+        None if row == opponent else
+        _trend(_Pair(floor, a, b, row, opponent), _Pair(floors, all_a, all_b, row, opponent), ends,
+               level)
+        for row in range(len(rows))
+    ]  # fmt: skip
+    powers = [_interval(float(b[0, r]), all_b[:, r], LEVEL) for r in range(len(rows))]
+    return Laws(
+        _interval(float(floor[0]), floors, LEVEL), tuple(map(float, a[0])), tuple(powers), misfit,
+        tuple(made),
+    )  # fmt: skip
+
+
+def _spread(rows: Sequence[Measured], means: Array, freedom: NDArray[Any]) -> Array:
+    """The standard deviation over seeds of each row, as a share of its loss."""
+    squares = [
+        sum(
+            len(seeds) * float(np.var(seeds)) / mean**2
+            for seeds, mean in zip(row.losses, own, strict=True)
+            if seeds
+        )
+        for row, own in zip(rows, means, strict=True)
+    ]
+    return np.maximum(np.sqrt(np.array(squares) / freedom), 1e-6)
+
+
+def _fit(x: Array, y: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
+    """Floor, a, b and the weighted sum of squares for losses y (draws, rows, rungs)."""
+    least = np.where(weights > 0, y, np.inf).min((1, 2))
+    low, high = np.zeros(len(y)), np.full(len(y), 0.99)
+    for _ in range(2):  # the second time between the neighbours of the best
+        shares = low + (high - low) * np.linspace(0, 1, FLOORS)[:, None]
+        misses = np.stack([_lines(x, y, weights, share * least)[2] for share in shares])
+        best, each = misses.argmin(0), np.arange(len(y))
+        low, high = (shares[np.clip(best + side, 0, FLOORS - 1), each] for side in (-1, 1))
+        share = shares[best, each]
+    a, b, miss = _lines(x, y, weights, share * least)
+    return share * least, a, b, miss
+
+
+def _lines(x: Array, y: Array, weights: Array, floor: Array) -> tuple[Array, Array, Array]:
+    """The weighted line of each row through log(y - floor), and how far the losses are off."""
+    above = np.maximum(y - floor[:, None, None], 1e-9)
+    w = weights * above**2  # the error of a logarithm is the error over the value
+    z = np.log(above)
+    total = w.sum(-1)
+    middle = (w * x).sum(-1) / total
+    apart = x - middle[..., None]
+    slope = (w * apart * z).sum(-1) / (w * apart**2).sum(-1)
+    height = (w * z).sum(-1) / total
+    a, b = height - slope * middle, -slope
+    found = floor[:, None, None] + np.exp(np.minimum(a[..., None] - b[..., None] * x, 50.0))
+    return a, b, (weights * (y - found) ** 2).sum((1, 2))
+
+
+class _Pair:
+    """The laws of a row and of the opponent, over draws."""
+
+    def __init__(self, floor: Array, a: Array, b: Array, row: int, opponent: int) -> None:
+        self._floor, self._own = floor, (a[:, row], b[:, row])
+        self._dot = (a[:, opponent], b[:, opponent])
+
+    @property
+    def slope(self) -> Array:
+        return self._dot[1] - self._own[1]
+
+    def lead(self, x: float) -> Array:
+        """log of the ratio of what is above the floor; below zero the row leads."""
+        (a, b), (dot_a, dot_b) = self._own, self._dot
+        return (a - b * x) - (dot_a - dot_b * x)
+
+    def gap(self, x: Array) -> Array:
+        """(draws, x): the difference of losses."""
+        (a, b), (dot_a, dot_b) = self._own, self._dot
+        own, dot = (
+            np.exp(np.minimum(p[:, None] - q[:, None] * x, 50.0))
+            for p, q in ((a, b), (dot_a, dot_b))
+        )
+        return np.asarray(own - dot)
+
+
+def _trend(pair: _Pair, drawn: _Pair, ends: tuple[float, float], level: float) -> Trend:
+    x = np.linspace(*ends, 25)
+    gap, gaps = pair.gap(x)[0], drawn.gap(x)
+    band = np.quantile(gaps, [level / 2, 1 - level / 2], axis=0)
+    slope = _interval(float(pair.slope[0]), drawn.slope, level)
+    lead = _interval(float(pair.lead(ends[1])[0]), drawn.lead(ends[1]), level)
+    word = _word(slope, lead, ends[1] - ends[0])
+    crossing = _crossing(pair, drawn, ends[1], level) if slope.is_signed else None
+    first, last = (Interval(float(gap[n]), float(band[0, n]), float(band[1, n])) for n in (0, -1))
+    return Trend(word, first, last, slope, crossing, np.exp(x), np.stack([gap, *band]))
+
+
+def _word(slope: Interval, lead: Interval, span: float) -> str:
+    if slope.is_signed:
+        return GROWS if slope.value * lead.value > 0 else SHRINKS
+    change = max(abs(slope.low), abs(slope.high)) * span
+    return STAYS if lead.is_signed and change <= HOLDS * abs(lead.value) else UNKNOWN
+
+
+def _crossing(pair: _Pair, drawn: _Pair, top: float, level: float) -> Interval | None:
+    """Where the lead is zero; a draw whose lines do not come nearer crosses nowhere ahead."""
+    at = [top - p.lead(top) / np.where(p.slope == 0, 1e-12, p.slope) for p in (pair, drawn)]
+    low, high = np.quantile(at[1], [level / 2, 1 - level / 2])
+    limit = 600.0  # of exp
+    ends = [math.exp(min(max(float(v), -limit), limit)) for v in (at[0][0], low, high)]
+    return Interval(*ends)
+
+
+def _interval(value: float, draws: Array, level: float) -> Interval:
+    low, high = np.quantile(draws, [level / 2, 1 - level / 2])
+    return Interval(value, float(low), float(high))
