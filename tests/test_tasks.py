@@ -132,7 +132,7 @@ def test_a_rank_without_an_example_computes_without_targets(translation):
 def test_the_second_build_trains_no_tokenizer_and_encodes_nothing(translation, monkeypatch):
     before = build_task(translation())
     monkeypatch.setattr("synthesizer.tasks.pairs.train_tokenizer", None)
-    monkeypatch.setattr("synthesizer.data.prepare.encode", None)
+    monkeypatch.setattr("synthesizer.data.prepare.Encoder", None)
     after = build_task(translation())
     same(next(before.train_batches()), next(after.train_batches()))
     assert before.report == after.report

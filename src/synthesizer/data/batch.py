@@ -46,13 +46,6 @@ class Ragged:
         flat = np.fromiter(itertools.chain.from_iterable(lists), np.int32, int(lengths.sum()))
         return cls(flat, np.concatenate([[0], np.cumsum(lengths)]))
 
-    @classmethod
-    def join(cls, parts: Sequence["Ragged"]) -> "Ragged":
-        """The lists of all parts, one part after the other."""
-        lengths = np.concatenate([part.lengths for part in parts])
-        flat = np.concatenate([part.flat for part in parts])
-        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]))
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

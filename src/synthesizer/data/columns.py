@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from synthesizer.data.sources import Row
 from synthesizer.errors import UserError
 
@@ -27,6 +30,7 @@ T = TypeVar("T")
 
 SAMPLE = 1000  # rows that columns are inferred from
 _MAX_LABELS = 1000
+HASH = 16  # bytes
 
 
 class BadRow(Exception):  # noqa: N818  not an error until Faults makes it one
@@ -109,6 +113,9 @@ def value_of(row: Row, column: str) -> Any:  # noqa: ANN401  whatever the file h
 
 def text_of(row: Row, column: str, *, blank: bool = False) -> str:
     """A field that is text, or a list of texts joined by spaces; empty only where blank may be."""
+    value = row.fields.get(column)
+    if type(value) is str and value.isascii() and value.strip():
+        return value  # most are: what follows costs a third of the time a csv is read in
     value = value_of(row, column)
     parts = value if isinstance(value, list) else [value]
     if not isinstance(value, str) and not all(isinstance(part, str) for part in parts):
@@ -142,6 +149,9 @@ def check_utf8(text: str, column: str) -> None:
 
 def label_of(row: Row, column: str) -> str:
     """A field that names a class: text, or a number written out."""
+    value = row.fields.get(column)
+    if type(value) is str and value.isascii() and (text := value.strip()):
+        return text
     value = value_of(row, column)
     if isinstance(value, list | Mapping):
         raise BadRow(f"column '{column}' holds a {type(value).__name__}; expected one label a row")
@@ -238,25 +248,35 @@ def infer_labels(values: Iterable[str], column: str) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=int if numeric else None))
 
 
-def cut_splits(hashes: Iterable[bytes], missing: list[str], share: float) -> dict[bytes, str]:
-    """Which split each missing one takes of train: hashes of content in order, equal ones together.
+def cut_splits(hashes: bytes | bytearray, missing: list[str], share: float) -> NDArray[np.int64]:
+    """The split of each example, 0 for train and n for the n-th missing one, cut from train.
 
-    Adding rows moves few others, and an input that occurs twice is never in two splits.
+    Splits are cut in the order of the examples' hashes, end to end in `hashes`; equal ones stay
+    together. Adding rows moves few others, and an input that occurs twice is never in two splits.
     """
-    ordered = sorted(set(hashes))
-    if len(ordered) <= len(missing):
+    ranks = _ranks(hashes)
+    different = int(ranks.max(initial=-1)) + 1
+    if different <= len(missing):
         raise UserError(
-            f"train has {len(ordered)} different examples, too few to cut {' and '.join(missing)} "
+            f"train has {different} different examples, too few to cut {' and '.join(missing)} "
             "from it; give those files"
         )
-    size = min(max(1, round(share * len(ordered))), (len(ordered) - 1) // len(missing))
-    return {
-        value: split
-        for number, split in enumerate(missing)
-        for value in ordered[number * size : (number + 1) * size]
-    }
+    size = min(max(1, round(share * different)), (different - 1) // len(missing))
+    return np.where(ranks < size * len(missing), 1 + ranks // size, 0)
+
+
+def _ranks(hashes: bytes | bytearray) -> NDArray[np.int64]:
+    """The place of each hash among the different ones in order."""
+    high, low = np.array(memoryview(hashes)).view(">u8").reshape(-1, HASH // 8).T.astype(np.uint64)
+    order = np.lexsort((low, high))
+    high, low = high[order], low[order]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.cumsum(begins) - 1
+    return ranks
 
 
 def hash_text(text: str) -> bytes:
-    """A 16-byte hash of a text."""
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    """A hash of a text, of HASH bytes."""
+    return hashlib.blake2b(text.encode(), digest_size=HASH).digest()

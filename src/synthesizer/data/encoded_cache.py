@@ -1,5 +1,7 @@
 """Encoded data kept between runs: one .npz file per content, safe to delete at any time.
 
+The arrays of an entry are memory maps of its file: memory does not grow with the data.
+
 A directory that others may write is neither read nor filled: their files would be trained on.
 """
 
@@ -8,6 +10,8 @@ import hashlib
 import json
 import logging
 import os
+import struct
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import read_arrays, write_atomically
-from synthesizer.untrusted import who_else_may_write
+from synthesizer.experiment.run import read_header, write_atomically
+from synthesizer.untrusted import check_regular_file, who_else_may_write
 
 Array = NDArray[Any]
 
 _META = "meta.json"
 _ADVICE = "free some space, or set SYNTHESIZER_CACHE to a directory that can be written"
+_PADDING = 0xD935  # the kind of a zip's extra field that other tools align members with
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -70,6 +75,7 @@ def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
     if entry is None:
         entry = build()
         _store(path, entry)
+        entry = _load(path) or entry  # from disk, as every other run has it
     return entry
 
 
@@ -95,22 +101,62 @@ def _is_own(folder: Path) -> bool:
     return problem is None
 
 
+def scratch_folder() -> Path | None:
+    """Where data that do not fit in memory lie while they are encoded; None: as the system says."""
+    folder = cache_folder()
+    return folder if _is_own(folder) else None
+
+
+def cannot_spill(error: OSError) -> UserError:
+    """What to say where encoded data cannot be written."""
+    folder = scratch_folder() or Path(tempfile.gettempdir())
+    return UserError(f"cannot write encoded data to {folder} ({error.strerror}); {_ADVICE}")
+
+
 def _load(path: Path) -> Entry | None:
     """Every member of an .npz carries a checksum, so damage shows as one of these errors."""
     try:
         if who_else_may_write(path) is not None:
             return None
-        arrays = read_arrays(path)
+        arrays = _map_arrays(path)
         return Entry(arrays, json.loads(arrays.pop(_META).tobytes()))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
         return None
+
+
+def _map_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz of `_store`, read from disk as they are used, once they are sound."""
+    check_regular_file(path)
+    arrays: dict[str, Array] = {}
+    with path.open("rb") as stream, zipfile.ZipFile(stream) as file:
+        for member in file.infolist():
+            with file.open(member) as content:
+                shape, is_fortran, dtype = read_header(content, member)
+                begin = content.tell()
+                while content.read(2**20):  # to the end, where the checksum is compared
+                    pass
+            if member.compress_type != zipfile.ZIP_STORED or dtype.hasobject or is_fortran:
+                raise ValueError(f"{path}: {member.filename} cannot be mapped")
+            stream.seek(member.header_offset + 26)
+            name, extra = struct.unpack("<HH", stream.read(4))
+            start = member.header_offset + 30 + name + extra + begin
+            mapped = np.memmap(path, dtype, "r", start, shape) if 0 not in shape else None
+            array = np.empty(shape, dtype) if mapped is None else np.asarray(mapped)
+            arrays[member.filename.removesuffix(".npy")] = array
+    return arrays
 
 
 def _store(path: Path, entry: Entry) -> None:
     meta = np.frombuffer(json.dumps(entry.meta).encode(), dtype=np.uint8)
 
     def fill(beside: Path) -> None:
-        with beside.open("wb") as file:
-            np.savez(file, **entry.arrays, **{_META: meta})  # type: ignore[arg-type]
+        with beside.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+            for name, array in {**entry.arrays, _META: meta}.items():
+                member = zipfile.ZipInfo(f"{name}.npy")
+                # an extra field fills up to where a mapped array is aligned: its header is 64 k
+                begin = file.tell() + 30 + len(member.filename.encode()) + 20 + 4
+                member.extra = struct.pack("<HH", _PADDING, -begin % 64) + bytes(-begin % 64)
+                with archive.open(member, "w", force_zip64=True) as content:
+                    np.lib.format.write_array(content, np.ascontiguousarray(array))
 
     write_atomically(path, fill, _ADVICE)

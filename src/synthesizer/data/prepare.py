@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
@@ -22,53 +21,17 @@ from synthesizer.data.columns import (
     read_rows,
 )
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
+from synthesizer.data.encoder import Encoder
 from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
-from synthesizer.data.tokenizer import encode, fingerprint, load_tokenizer, wrap
+from synthesizer.data.spill import Fields, RaggedWriter, Table
+from synthesizer.data.tokenizer import fingerprint, load_tokenizer, wrap
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data, Recipe
-
-T = TypeVar("T")
+from synthesizer.experiment.recipe import Data, Recipe, Text
 
 Array = NDArray[Any]
-Fields = tuple[str, ...]  # of one example; the first is its input
 Columns = dict[str, str]  # role -> column
 
-CHUNK = 4096
-
-
-class Table:
-    """Examples by column, packed: Python's own strings take 50 bytes beside their characters."""
-
-    def __init__(self, columns: list[pa.ChunkedArray]) -> None:
-        self._columns = columns
-
-    @classmethod
-    def of(cls, examples: Iterable[Fields]) -> "Table":
-        """Pack examples, a chunk at a time."""
-        packed: list[list[pa.Array]] = []
-        for chunk in chunked(examples, CHUNK):
-            fields = zip(*chunk, strict=True)
-            packed.append([pa.array(column, pa.large_string()) for column in fields])
-        return cls([pa.chunked_array(chunks) for chunks in zip(*packed, strict=True)])
-
-    def __len__(self) -> int:
-        return len(self._columns[0]) if self._columns else 0
-
-    def column(self, index: int) -> Iterator[str]:
-        """One field of each example."""
-        for chunk in self._columns[index].chunks:
-            yield from chunk.to_pylist()
-
-    def chunks(self) -> Iterator[list[Fields]]:
-        """All examples, some thousand at a time."""
-        for begin in range(0, len(self), CHUNK):
-            columns = (column.slice(begin, CHUNK).to_pylist() for column in self._columns)
-            yield list(zip(*columns, strict=True))
-
-    def take(self, chosen: Array) -> "Table":
-        """Those where `chosen` is true."""
-        mask = pa.array(chosen)
-        return Table([column.filter(mask) for column in self._columns])
+MOST_PIECES = 20_000_000  # bytes of training text that the pieces of BPE are learned from
 
 
 class Examples:
@@ -97,11 +60,12 @@ class Examples:
         if not missing:
             self._tables["train"] = Table.of(self._examples("train", chain(sample, rows)))
             return
-        hashes: list[bytes] = []
+        hashes = bytearray()
         whole = Table.of(self._examples("train", chain(sample, rows), hashes))
-        cut = cut_splits(hashes, missing, data.holdout)
-        homes = np.array([cut.get(value, "train") for value in hashes])
-        self._tables = {split: whole.take(homes == split) for split in ("train", *missing)}
+        homes = cut_splits(hashes, missing, data.holdout)
+        self._tables = {
+            split: whole.take(homes == number) for number, split in enumerate(("train", *missing))
+        }
         by = {"splits": missing, "share": data.holdout, "by": "hash of the input"}
         self.report["cut_from_train"] = by
 
@@ -121,17 +85,32 @@ class Examples:
         return chain.from_iterable(self._tables[s].column(index) for s in ("train", *cut))
 
     def _examples(
-        self, split: str, rows: Iterable[Row], hashes: list[bytes] | None = None
+        self, split: str, rows: Iterable[Row], hashes: bytearray | None = None
     ) -> Iterator[Fields]:
         """Those of every good row; `hashes` gets one of each example, of all its row's inputs."""
         faults = Faults(self._data.skip_bad)
         for examples in read_rows(rows, lambda row: self._read(row, self.columns), faults):
             if hashes is not None:
-                key = "\0".join(fields[0] for fields in examples)
-                hashes += [hash_text(key)] * len(examples)
+                key = "\0".join([fields[0] for fields in examples])
+                hashes += hash_text(key) * len(examples)
             yield from examples
         if faults.counts:
             self.report["bad_rows"][split] = dict(faults.counts)
+
+
+def tokenizer_texts(
+    text: Text, train: Table, columns: list[int], report: dict[str, Any]
+) -> list[Iterator[str]]:
+    """What a tokenizer is learned from: columns of train, or every so-manieth text of large ones.
+
+    Only the pieces of BPE, which take longest, are learned from a sample, and the report says so.
+    """
+    size = sum(train.num_bytes(column) for column in columns)
+    step = max(1, -(-size // MOST_PIECES)) if text.kind == "bpe" else 1
+    if step > 1:
+        much = f"{size / 1e6:,.0f} million bytes"
+        report["tokenizer_sample"] = f"1 of {step} training texts ({much} in all)"
+    return [train.column(column, step) for column in columns]
 
 
 @dataclass(frozen=True)
@@ -154,29 +133,31 @@ class Fitter:
         self, tokenizer: PreTrainedTokenizerFast, limits: list[Limit], data: Data, *, closed: bool
     ) -> None:
         self._tokenizer, self._limits, self._policy = tokenizer, limits, data.overlong
-        self._closed = closed  # by the end of text, whatever the tokenizer does
+        self._encode = Encoder(tokenizer, closed=closed)
         self.report: dict[str, dict[str, int]] = {}
 
     def encode(self, split: str, examples: Table) -> tuple[list[Ragged], Table]:
         """Token numbers of the first fields, one Ragged each, and the examples kept."""
         counts: Counter[str] = Counter()
-        parts: list[list[Ragged]] = []
-        kept: list[bool] = []
+        sides = [RaggedWriter() for _ in self._limits]
+        kept = np.ones(len(examples), dtype=bool)
+        begin = 0
         for chunk in examples.chunks():
             encoded = [
-                encode(self._tokenizer, [fields[side] for fields in chunk], closed=self._closed)
+                self._encode([fields[side] for fields in chunk])
                 for side in range(len(self._limits))
             ]
             dropped = self._fit(split, chunk, encoded, counts)
-            kept += [index not in dropped for index in range(len(chunk))]
-            if len(dropped) < len(chunk):
-                parts.append([Ragged.of(side) for side in _without(encoded, dropped)])
-        if not any(kept):
+            kept[[begin + index for index in dropped]] = False
+            begin += len(chunk)
+            for side, lists in zip(sides, _without(encoded, dropped), strict=True):
+                side.append(lists)
+        if not kept.any():
             raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
         if counts:
             self.report[split] = dict(counts)
-        sides = [Ragged.join(side) for side in zip(*parts, strict=True)]
-        return sides, examples if all(kept) else examples.take(np.array(kept))
+        whole = [side.ragged() for side in sides]
+        return whole, examples if kept.all() else examples.take(kept)
 
     def _fit(
         self, split: str, chunk: list[Fields], encoded: list[list[list[int]]], counts: Counter[str]
@@ -256,7 +237,11 @@ def _count_unknown(entry: Entry, unknown: int | None) -> dict[str, int]:
     """How many tokens of each list a tokenizer of words did not know."""
     ids = {name: array for name, array in entry.arrays.items() if array.dtype == np.int32}
     counts = {
-        name.removesuffix(".flat"): int((array == unknown).sum()) for name, array in ids.items()
+        name.removesuffix(".flat"): sum(
+            int(np.count_nonzero(array[begin : begin + 2**20] == unknown))
+            for begin in range(0, len(array), 2**20)
+        )
+        for name, array in ids.items()
     }
     return {name: count for name, count in counts.items() if count}
 
@@ -275,10 +260,3 @@ def load_text(text: str) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
 
     return wrap(Tokenizer.from_str(text))
-
-
-def chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of `size` items, the last maybe shorter."""
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

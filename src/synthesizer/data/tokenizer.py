@@ -115,8 +115,18 @@ def encode(
     `closed` adds the end of text where the tokenizer (one of the user's, maybe) did not.
     """
     ids = [encoding.ids for encoding in _backend(tokenizer).encode_batch_fast(texts)]
-    eos = tokenizer.eos_token_id
-    return [[*tokens, eos] if closed and tokens[-1:] != [eos] else tokens for tokens in ids]
+    return close(ids, tokenizer.eos_token_id) if closed else ids
+
+
+def close(lists: list[list[int]], eos: int) -> list[list[int]]:
+    """Lists that all end in the end of text."""
+    return [tokens if tokens[-1:] == [eos] else [*tokens, eos] for tokens in lists]
+
+
+def bare_encodings(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+    """The token numbers of each text alone."""
+    encodings = _backend(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def encode_documents(

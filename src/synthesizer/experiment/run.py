@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,21 +232,32 @@ def spec_folder(recipe: Recipe) -> str:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz, once its directory and their headers say that they fit in memory."""
     check_regular_file(path)
-    form = np.lib.format
     with path.open("rb") as stream:
         with zipfile.ZipFile(stream) as file:
             members = file.infolist()
             check_expansion(path, sum(member.file_size for member in members))
             for member in members:
                 with file.open(member) as content:
-                    first = form.read_magic(content) == (1, 0)
-                    read = form.read_array_header_1_0 if first else form.read_array_header_2_0
-                    shape, _, dtype = read(content)
-                if math.prod(shape) * dtype.itemsize > member.file_size:  # it would be allocated
-                    raise ValueError(f"{path}: {member.filename} is shorter than it says")
+                    read_header(content, member)
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as stored:
             return dict(stored)
+
+
+def read_header(
+    content: IO[bytes], member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array in an .npz; it must be as large as it says."""
+    form = np.lib.format
+    read = (
+        form.read_array_header_1_0
+        if form.read_magic(content) == (1, 0)
+        else form.read_array_header_2_0
+    )
+    shape, is_fortran, dtype = read(content)
+    if math.prod(shape) * dtype.itemsize > member.file_size:  # it would be allocated
+        raise ValueError(f"{member.filename} is shorter than it says")
+    return shape, is_fortran, dtype
 
 
 def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _ADVICE) -> None:

@@ -32,10 +32,11 @@ class BagOfWords:
         num_batches = -(-len(chosen) // BATCH)
         for _ in range(max(EPOCHS, -(-FEWEST_STEPS // num_batches))):
             for indices in np.array_split(rng.permutation(chosen), num_batches):
-                bags = self._bags(texts, indices)
-                error = _softmax(bags @ self.weights + self.bias)
+                rows, tokens, values = self._bags(texts, indices)
+                error = _softmax(self._scores(len(indices), rows, tokens, values))
                 error[np.arange(len(indices)), labels[indices]] -= 1
-                gradient = bags.T @ error / len(indices) + DECAY * self.weights
+                gradient = DECAY * self.weights
+                np.add.at(gradient, tokens, values * error[rows] / len(indices))
                 square += gradient**2
                 self.weights -= RATE * gradient / np.sqrt(square)
                 gradient_bias = error.mean(0)
@@ -44,17 +45,24 @@ class BagOfWords:
 
     def predict(self, texts: Ragged) -> Array:
         """The likeliest label of each text."""
-        count = len(texts.lengths)
+        count = len(texts)
         parts = np.array_split(np.arange(count), -(-count // BATCH)) if count else []
-        scores = [self._bags(texts, indices) @ self.weights + self.bias for indices in parts]
+        scores = [self._scores(len(part), *self._bags(texts, part)) for part in parts]
         return np.concatenate(scores).argmax(1) if scores else np.empty(0, dtype=np.int64)
 
-    def _bags(self, texts: Ragged, indices: Array) -> Array:
-        bags = np.zeros((len(indices), len(self.weights)))
-        for row, index in enumerate(indices):
-            tokens = np.unique(texts.flat[texts.offsets[index] : texts.offsets[index + 1]])
-            bags[row, tokens] = max(1, len(tokens)) ** -0.5
-        return bags
+    def _scores(self, count: int, rows: Array, tokens: Array, values: Array) -> Array:
+        scores = np.tile(self.bias, (count, 1))
+        np.add.at(scores, rows, values * self.weights[tokens])
+        return scores
+
+    def _bags(self, texts: Ragged, indices: Array) -> tuple[Array, Array, Array]:
+        """Row, token and value (entries, 1) of what is not zero in the bags of some texts."""
+        begins, ends = texts.offsets[indices], texts.offsets[indices + 1]
+        flat = np.concatenate([texts.flat[b:e] for b, e in zip(begins, ends, strict=True)])
+        places = np.repeat(np.arange(len(indices)), ends - begins) * len(self.weights) + flat
+        rows, tokens = np.divmod(np.unique(places), len(self.weights))  # each token once a text
+        sizes = np.bincount(rows, minlength=len(indices))
+        return rows, tokens, sizes[rows, None] ** -0.5
 
 
 def _softmax(scores: Array) -> Array:

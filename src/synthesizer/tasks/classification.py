@@ -1,5 +1,7 @@
 """Text classification: topics, sentiment, and the answers of ListOps."""
 
+import functools
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, label_batch
 from synthesizer.data.columns import infer_labels, label_number, label_of, text_of
 from synthesizer.data.encoded_cache import Entry
-from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit
+from synthesizer.data.prepare import Columns, Examples, Fitter, Limit, tokenizer_texts
 from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.spill import Fields
 from synthesizer.data.tokenizer import CLS, Template, train_tokenizer
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
@@ -78,7 +81,9 @@ class Classification(ListTask):
         train, column = examples.split("train"), examples.columns["label"]
         labels = labels or infer_labels(examples.whole_column(1), column)
         tokenizer = given or train_tokenizer(
-            recipe.text, [train.column(0)], Template(opening=CLS, closing="")
+            recipe.text,
+            tokenizer_texts(recipe.text, train, [0], examples.report),
+            Template(opening=CLS, closing=""),
         )
         limit = Limit(recipe.model.max_len, "model.max_len")
         fitter = Fitter(tokenizer, [limit], recipe.data, closed=False)
@@ -87,8 +92,8 @@ class Classification(ListTask):
         for split in SPLITS:
             lists, kept = fitter.encode(split, examples.split(split))
             self._store(arrays, split, lists)
-            numbers = [label_number(label, labels, column) for label in kept.column(1)]
-            arrays[f"{split}.labels"] = np.array(numbers)
+            number = functools.cache(partial(label_number, labels=labels, column=column))
+            arrays[f"{split}.labels"] = np.fromiter(map(number, kept.column(1)), np.int64)
             shown[split] = list(islice(kept.column(0), SHOWN))
         report = {
             **examples.report,

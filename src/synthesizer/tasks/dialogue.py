@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from synthesizer.data.columns import NAMES, BadRow, text_of, texts_of
-from synthesizer.data.prepare import Columns, Fields
+from synthesizer.data.prepare import Columns
 from synthesizer.data.sources import Row
+from synthesizer.data.spill import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (
     EMBEDDING,

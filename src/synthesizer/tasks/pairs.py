@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, Ragged, pair_batch
 from synthesizer.data.columns import text_of
 from synthesizer.data.encoded_cache import Entry
-from synthesizer.data.prepare import Columns, Examples, Fields, Fitter, Limit
+from synthesizer.data.prepare import Columns, Examples, Fitter, Limit, tokenizer_texts
 from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.spill import Fields
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import DOCUMENTS, score, train_vectors
@@ -113,7 +114,9 @@ class Pairs(PairTask):
 
         examples = Examples(recipe.data, source, form.roles, read)
         train = examples.split("train")
-        tokenizer = given or train_tokenizer(recipe.text, [train.column(0), train.column(1)])
+        tokenizer = given or train_tokenizer(
+            recipe.text, tokenizer_texts(recipe.text, train, [0, 1], examples.report)
+        )
         limits = pair_limits(recipe, keep_end=form.keep_end)
         fitter = Fitter(tokenizer, limits, recipe.data, closed=True)
         arrays: dict[str, Array] = {"vectors": np.empty((0, 0))}

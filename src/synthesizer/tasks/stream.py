@@ -18,10 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, num_windows, own_part
 from synthesizer.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
-from synthesizer.data.prepare import Columns, Examples, Fields, chunked
+from synthesizer.data.encoder import Encoder
+from synthesizer.data.prepare import Columns, Examples, tokenizer_texts
 from synthesizer.data.row_stream import RowStream, State
 from synthesizer.data.sampler import Order
 from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
+from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
@@ -170,7 +172,9 @@ class StreamTask(Task):
             self._read,
         )
         train = examples.split("train")
-        tokenizer = given or train_tokenizer(recipe.text, [train.column(0)], self._template)
+        tokenizer = given or train_tokenizer(
+            recipe.text, tokenizer_texts(recipe.text, train, [0], examples.report), self._template
+        )
         arrays: dict[str, Array] = {}
         if not streaming:
             arrays["train"] = join_documents(tokenizer, train.column(0))
@@ -205,12 +209,13 @@ def first_documents(source: Source, count: int) -> Source:
 
 def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
     """The stream of documents, an end of text before and after each."""
-    eos = np.array([tokenizer.eos_token_id], dtype=np.int32)
-    parts = [eos]
+    eos, encode = tokenizer.eos_token_id, Encoder(tokenizer, bare=True)
+    stream = Numbers(np.int32)
+    stream.append(np.array([eos]))
     for chunk in chunked(documents, 256):
-        for tokens, _ in encode_documents(tokenizer, chunk):
-            parts += [np.array(tokens, dtype=np.int32), eos]
-    return np.concatenate(parts)
+        for tokens in encode(chunk):
+            stream.append(np.array([*tokens, eos]))
+    return stream.array()
 
 
 def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from synthesizer.data.prepare import Fields
+from synthesizer.data.spill import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import ROUGE, rouge_signature, rouge_statistics
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors

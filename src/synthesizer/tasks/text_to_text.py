@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Ragged
 from synthesizer.data.columns import Faults, read_rows
 from synthesizer.data.encoded_cache import Entry
-from synthesizer.data.prepare import Fields, Fitter, Table
+from synthesizer.data.prepare import Fitter, tokenizer_texts
 from synthesizer.data.sources import Row, Source, data_folder, open_source
+from synthesizer.data.spill import Fields, Table
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
@@ -122,13 +123,15 @@ class TextToText(PairTask):
         report: dict[str, Any] = {"origin": {}, "examples": {}, "bad_rows": {}}
         train = Table.of(self._read_train(report))
         tokenizer = given or train_tokenizer(
-            recipe.text, [train.column(0), train.column(1)], Template(sentinels=NUM_SENTINELS)
+            recipe.text,
+            tokenizer_texts(recipe.text, train, [0, 1], report),
+            Template(sentinels=NUM_SENTINELS),
         )
         fitter = Fitter(tokenizer, pair_limits(recipe), recipe.data, closed=True)
         arrays: dict[str, Array] = {}
         lists, kept = fitter.encode("train", train)
         self._store(arrays, "train", lists)
-        arrays["train.groups"] = np.array([int(number) for number in kept.column(2)])
+        arrays["train.groups"] = np.fromiter(map(int, kept.column(2)), np.int64)
         rows = [*self._read_held_out(report)]
         lists, _ = fitter.encode("test", Table.of((row[2], row[3][0]) for row in rows))
         self._store(arrays, "test", lists)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from synthesizer.data.corpora.dictionary import dictionary_baseline
-from synthesizer.data.prepare import Fields
+from synthesizer.data.spill import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import bleu_signature, bleu_statistics, chrf_signature, chrf_statistics
 from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
