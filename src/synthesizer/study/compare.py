@@ -244,6 +244,8 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
         for split, counts in (report.get(key) or {}).items():
             causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
             say(f"{words}: {causes} in {split}")
+    if "tokenizer_sample" in report:
+        say(f"tokenizer: learned from {report['tokenizer_sample']}")
     step = found["seconds_per_step"]
     per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
     looks = math.ceil(train.steps / recipe.evaluate.every)
