@@ -6,6 +6,7 @@ from importlib import resources
 from synthesizer.experiment.recipe import load_recipe, recipe_names
 from synthesizer.report.published import paper_tables
 from synthesizer.spec import normalize_spec
+from synthesizer.study.rows import make_row, size_control
 
 
 def test_published_numbers_are_printed_as_published():
@@ -15,6 +16,21 @@ def test_published_numbers_are_printed_as_published():
     assert rows["Synthesizer Random"] == ("random", "67M", "27.27")
     assert "transcription" in ours.source
     assert "Narang" in rerun.source
+
+
+def test_the_control_of_a_study_stands_beside_the_papers():
+    recipe = load_recipe("tiny-wikitext2")
+    control = size_control(make_row("dot", (), recipe), recipe).label
+    (ours, _) = paper_tables("mt-wmt14-ende", ["dot", "random+dot", control])
+    rows = {row[0]: row[1] for row in ours.rows}
+    assert rows["Transformer (Control)"] == control == "dot, as large as random+dot"
+    assert rows["Transformer (our run)"] == "dot"
+
+
+def test_of_the_linformer_comparison_what_is_known_is_shown():
+    (table,) = paper_tables("classification-agnews", ["dot", "linformer"])
+    assert [row[-1] for row in table.rows] == ["89.1"]
+    assert "nor the rest of the table is known" in table.notes[0]
 
 
 def test_every_paper_key_and_every_column_is_known():
@@ -28,5 +44,5 @@ def test_every_paper_key_and_every_column_is_known():
     for table in paper["tables"].values():
         assert table["source"] in paper["sources"]
         for row in table["rows"]:
-            assert set(row) - {"name", "synthesis"} <= set(table["columns"])
+            assert set(row) - {"name", "synthesis", "label"} <= set(table["columns"])
             assert normalize_spec(row.get("synthesis", "dot"))

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from synthesizer.experiment.published import published_parameters
 from synthesizer.experiment.recipe import load_recipe
+from synthesizer.models.cost import count_parameters, sketch
 from synthesizer.spec import normalize_spec
 from synthesizer.study.plan import _parse_vary
+from synthesizer.training.build import rough_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
 COMMANDS = re.findall(r"^synthesizer compare .*$", PAGE, re.MULTILINE)
@@ -45,3 +48,20 @@ def test_every_table_has_a_command_at_full_scale_and_one_in_miniature():
         recipes = [options(line)[0] for line in part.splitlines() if " compare " in line]
         assert any(recipe.startswith("tiny-") for recipe in recipes)
         assert any(not recipe.startswith("tiny-") for recipe in recipes)
+
+
+def test_the_sizes_on_the_page_are_those_of_the_recipes_and_of_the_paper():
+    (part,) = [each for each in PAGE.split("\n## ")[1:] if each.startswith("Sizes beside")]
+    head, _, *lines = [line for line in part.splitlines() if line.startswith("|")]
+    recipes = re.findall(r"`([a-z0-9-]+)` /", head)
+    assert recipes == ["mt-wmt14-ende", "lm-lm1b", "pretrain-c4"]
+    for line in lines:
+        name, *cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for recipe, cell in zip(recipes, cells, strict=True):
+            if not cell:
+                continue
+            ours, theirs = cell.split(" / ")
+            config = rough_config(load_recipe(recipe, synthesis=name))
+            assert ours == f"{count_parameters(sketch(config))['total'] / 1e6:.1f}M"
+            published = published_parameters(recipe, name)
+            assert any(count.startswith(f"{theirs} (") for count in published)

@@ -30,7 +30,7 @@ class PaperTable:
 
 
 def paper_tables(key: str | None, here: Sequence[str]) -> list[PaperTable]:
-    """The published tables that a recipe's `paper` names; `here` are the specs of our rows."""
+    """The published tables that a recipe's `paper` names; `here` are our rows: specs and labels."""
     stored = paper()
     return [_table(stored, choice, here) for choice in stored["recipes"].get(key, [])]
 
@@ -41,7 +41,7 @@ def _table(known: dict[str, Any], choice: dict[str, Any], here: Sequence[str]) -
     rows = [
         (
             row["name"],
-            row["synthesis"] if row.get("synthesis") in here else UNKNOWN,
+            next((row[key] for key in ("label", "synthesis") if row.get(key) in here), UNKNOWN),
             *(str(row.get(column, UNKNOWN)) for column in columns),
         )
         for row in stored["rows"]

@@ -288,7 +288,8 @@ def _trials(summary: Summary) -> str:
 
 def _paper_of(summary: Summary) -> list[PaperTable]:
     key = summary.study.recipe.get("paper")
-    return paper_tables(key, [row.spec for row in summary.study.rows])
+    rows = summary.study.rows
+    return paper_tables(key, [*(row.spec for row in rows), *(row.label for row in rows)])
 
 
 def _apart() -> str:
