@@ -40,6 +40,18 @@ def test_plain_lines_say_who_what_and_how_long(capsys):
     ]
 
 
+def test_before_a_run_was_timed_no_time_is_made_up(capsys):
+    status = StatusLines([RowStatus("dot", 1, 0.0), RowStatus("random", 1, 0.0)], 1, 100)
+    status.receive(0, "seed 1", {"event": "start"})
+    assert [row.seconds_left(0.0, 0.0) for row in status.rows] == [None, None]
+    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    status.rows[0].expected = 60.0  # what a watcher reads off the first laps
+    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    _, before, after = capsys.readouterr().out.splitlines()
+    assert before.endswith("0:30 left, unknown time in all")
+    assert after.endswith("0:30 left, 1:30 in all")
+
+
 def test_the_table_shows_every_row_and_the_whole():
     status = LiveTable(rows(), 2, 100)
     try:

@@ -138,7 +138,9 @@ def test_watching_shows_runs_that_others_make(study, monkeypatch, capsys):
     lines = capsys.readouterr().out
     assert "[1/3] dot seed 1: test token_accuracy 90.0000" in lines
     assert re.search(
-        r"1/3. random seed 1: step 150/\d+  loss 2\.2500  validation 90\.0000  500 tokens/s", lines
+        r"1/3. random seed 1: step 150/\d+  loss 2\.2500  validation 90\.0000  500 tokens/s  "
+        r"(\d:\d\d) left, (?!\1)",  # with the run that waits
+        lines,
     )
     assert "[2/3] none seed 1: test token_accuracy 10.0000" in lines
     assert f"{study / 'random/seed1'}: nothing new for 6:4" in lines

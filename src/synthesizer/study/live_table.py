@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -60,7 +60,7 @@ class RowStatus:
 
     label: str
     runs: int
-    expected: float  # seconds of a run
+    expected: float  # seconds of a run; 0 before one was timed
     done: list[float] = field(default_factory=list)  # the metric of each finished run
     errors: int = 0
     running: dict[str, RunStatus] = field(default_factory=dict)
@@ -76,14 +76,17 @@ class RowStatus:
             return "left out"
         return "done" if len(self.done) == self.runs else "waiting"
 
-    def seconds_left(self, now: float) -> float:
-        """Of one worker doing it all."""
+    def seconds_left(self, now: float, usual: float) -> float | None:
+        """Of one worker doing it all; `usual` is a run of the other rows. None: not known yet."""
+        each = self.expected or usual
         waiting = self.runs - len(self.done) - self.errors - len(self.running)
+        if not each and (waiting or any(run.left is None for run in self.running.values())):
+            return None
         at_work = [
-            max(0.0, self.expected - (now - run.began)) if run.left is None else run.left
+            max(0.0, each - (now - run.began)) if run.left is None else run.left
             for run in self.running.values()
         ]
-        return waiting * self.expected + sum(at_work)
+        return waiting * each + sum(at_work)
 
 
 class StatusLines:
@@ -107,7 +110,7 @@ class StatusLines:
             run = status.running[name]
             for key in ("step", "steps", "loss", "rate", "left"):
                 setattr(run, key, event[key])
-            self._progress(row, f"{name}: {run}, {clock(self._left())} in all")
+            self._progress(row, f"{name}: {run}, {self._left()} in all")
         elif kind == "measure":
             status.running[name].metric = event["value"]
         elif kind in ("done", "failed", "retry"):
@@ -141,10 +144,18 @@ class StatusLines:
     def _progress(self, row: int, text: str) -> None:
         self.say(f"{self._count()} {self.rows[row].label} {text}")
 
-    def _left(self) -> float:
-        now = time.monotonic()
-        each = [status.seconds_left(now) for status in self.rows]
-        return max(sum(each) / self.jobs, *each) if self.jobs > 1 else sum(each)
+    def _usual(self) -> float:
+        """Seconds of a run of an average row; 0 before one was timed."""
+        return _mean([status.expected for status in self.rows if status.expected]) or 0.0
+
+    def _left(self) -> str:
+        """The time that all runs still take."""
+        now, usual = time.monotonic(), self._usual()
+        found = [status.seconds_left(now, usual) for status in self.rows]
+        each = [seconds for seconds in found if seconds is not None]
+        if len(each) < len(found):
+            return "unknown time"
+        return clock(max(sum(each) / self.jobs, *each) if self.jobs > 1 else sum(each))
 
     def _count(self) -> str:
         over = sum(len(status.done) + status.errors for status in self.rows)
@@ -177,7 +188,7 @@ class LiveTable(StatusLines):
 
     def _table(self) -> Table:
         """Columns of a fixed width, so that nothing moves but the numbers."""
-        whole = f"{self._count()} runs, {clock(self._left())} left in all"
+        whole = f"{self._count()} runs, {self._left()} left in all"
         done = ", once done on test" if self.split == "test" else ""
         meaning = " ".join(filter(None, ["metric:", self.metric, f"on validation{done}"]))
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
@@ -187,10 +198,11 @@ class LiveTable(StatusLines):
         room = self._console.width - MARGIN - sum(widths.values()) - len(widths)
         table.add_column("row", width=max(10, min(longest, room)), overflow="fold")
         for name, width in widths.items():
-            left = name == "state"
-            table.add_column(name, width=width, justify="left" if left else "right", no_wrap=True)
-        now = time.monotonic()
+            side: Literal["left", "right"] = "left" if name == "state" else "right"
+            table.add_column(name, width=width, justify=side, no_wrap=True)
+        now, usual = time.monotonic(), self._usual()
         for status in self.rows:
+            left = status.seconds_left(now, usual) if status.runs else None
             run = next(iter(status.running.values()), None)
             metric = _mean(status.done) if run is None or run.metric is None else run.metric
             table.add_row(
@@ -201,7 +213,7 @@ class LiveTable(StatusLines):
                 _short(run.loss if run else None),
                 _short(metric),
                 "" if run is None or run.rate is None else f"{run.rate:,.0f}",
-                _span(status.seconds_left(now)) if status.runs else "",
+                "" if left is None else _span(left),
             )
         return table
 

@@ -31,6 +31,7 @@ class Seen:
     began: bool = False
     done: bool = False
     warned_at: int = -1  # the step
+    seconds: float = 0.0  # of the whole run, at the speed it has
 
     def news(self) -> Iterator[Event]:
         """The events that a worker would have sent since the last look."""
@@ -59,6 +60,7 @@ class Seen:
         self.step = lines[-1]["step"]
         if shown and laps:
             spent, taken = sum(lap["seconds"] for lap in laps), laps[-1]["step"]
+            self.seconds = recipe.train.steps * spent / max(1, taken)
             left = (recipe.train.steps - self.step) * spent / max(1, taken)
             yield {
                 "event": "show",
@@ -115,6 +117,8 @@ def watch(folder: Path, *, plain: bool = False) -> None:
 def _look(seen: Seen, status: StatusLines) -> None:
     try:
         for event in seen.news():
+            row = status.rows[seen.row]
+            row.expected = max(row.expected, seen.seconds)
             status.receive(seen.row, seen.run.path.name.replace("seed", "seed "), event)
         if line := seen.silence():
             status.say(line)
