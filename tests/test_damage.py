@@ -131,6 +131,17 @@ def test_a_report_names_a_damaged_file_and_leaves_the_run_out(copy, name):
     assert record.state == f"{name} is damaged (its sha256 is not the one in manifest.json)"
 
 
+def test_a_report_needs_no_weights_but_all_of_them_or_none(copy):
+    config = copy.path / "model" / "config.json"
+    config.unlink()
+    assert read_run(copy.path).state == "model/config.json is missing"
+    for name in ("model", "checkpoints"):
+        shutil.rmtree(copy.path / name, ignore_errors=True)
+    assert read_run(copy.path).state == "finished"
+    with pytest.raises(UserError, match=r"model/config\.json is missing"):
+        copy.check()
+
+
 def test_a_report_of_an_old_run_checks_what_it_can(copy):
     (copy.path / "manifest.json").unlink()
     recipe = (copy.path / "recipe.toml").read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from synthesizer.audit.cost import Point, most_heads, sentence
+from synthesizer.report.load import read_run
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
 
@@ -42,6 +43,21 @@ def test_grammar_ende_needs_self_attention_of_any_kind():
     assert lines["none"].comparison.word == "worse"
     assert lines["random"].comparison.word in ("no worse", "better")
     assert "Without any network, a word-by-word dictionary" in "\n".join(notes(summary))
+
+
+def test_every_committed_run_is_read_from_its_record_alone():
+    runs = [path.parent for path in RESULTS.rglob("result.json")]
+    assert len(runs) > 100
+    assert {str(run): trouble for run in runs if (trouble := read_run(run).trouble)} == {}
+
+
+def test_records_come_from_clean_commits_but_for_those_the_page_names():
+    """Runs of a tree with uncommitted changes cannot be made again; old ones are listed."""
+    named = (RESULTS / "README.md").read_text().split("uncommitted changes: ")[1].split(".")[0]
+    for path in RESULTS.rglob("result.json"):
+        place = path.relative_to(RESULTS).parts[0]
+        dirty = json.loads(path.read_text())["commit"].endswith("-dirty")
+        assert not dirty or f"`{place}`" in named, path
 
 
 def test_a_row_that_was_left_out_keeps_its_name():

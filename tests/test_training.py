@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 
 from synthesizer.errors import UserError
@@ -238,7 +239,8 @@ def test_a_tracker_gets_the_lines_of_metrics_by_option(tmp_path):
     assert events.Scalars("validation/bits_per_byte")
 
 
-def test_a_tracker_that_is_unknown_or_not_installed_is_named(tmp_path):
+def test_a_tracker_that_is_unknown_or_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(PartialState, "_shared_state", {})  # as in a fresh process
     recipe = language_model(tmp_path)
     with pytest.raises(UserError, match=r"--track is 'wand'; choose from .*wandb"):
         fit(recipe, Run(tmp_path / "run"), tracker="wand")

@@ -49,11 +49,18 @@ def manifest_text(folder: Path, more: dict[str, str]) -> str:
     return json.dumps({"files": files, "sha256": _own_hash(files)}, indent=1) + "\n"
 
 
-def find_damage(folder: Path, large: tuple[str, ...] = (), *, hashes: bool = True) -> str | None:
+def find_damage(
+    folder: Path,
+    large: tuple[str, ...] = (),
+    *,
+    hashes: bool = True,
+    spared: tuple[str, ...] = (),
+) -> str | None:
     """The first file that is not as the manifest says, and how; None where all are, or it has none.
 
     Sizes are always compared. Hashes are compared of small files and of those whose name begins
-    with one of `large`, unless `hashes` is off.
+    with one of `large`, unless `hashes` is off. Directories of `spared` may be absent as a whole:
+    a record that is kept without weights is no damage to whoever reads none.
     """
     try:
         files = _read(folder / MANIFEST)
@@ -61,7 +68,10 @@ def find_damage(folder: Path, large: tuple[str, ...] = (), *, hashes: bool = Tru
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is damaged"
+    absent = tuple(f"{name}/" for name in spared if not os.path.lexists(folder / name))
     for name, entry in files.items():
+        if name.startswith(absent):
+            continue
         try:
             found = (folder / name).lstat()
         except OSError:

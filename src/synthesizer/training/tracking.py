@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import LoggerType
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, leaves
@@ -22,9 +23,9 @@ def tracker_options(name: str | None, run: Run) -> dict[str, Any]:
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
         raise UserError(f"--track is {name!r}; choose from {known}")
-    folder = run.path if name == TENSORBOARD else run.path / "tracking"
-    if not filter_trackers([name], str(folder)):
+    if name in LoggerType.list() and name not in map(str, get_available_trackers()):
         raise UserError(f"--track needs {name}, which is not installed; run pip install {name}")
+    folder = run.path if name == TENSORBOARD else run.path / "tracking"
     return {"log_with": name, "project_dir": str(folder)}
 
 
