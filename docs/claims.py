@@ -1,0 +1,210 @@
+"""The paper's claims, and what the committed records say of each; used by results.py."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from synthesizer.report.load import Row
+from synthesizer.report.summary import Summary, measured, opponent_of
+from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
+from synthesizer.study.verdict import judge
+
+HOLDS, FAILS = "holds here", "does not hold here"
+OPEN, NOT_RUN = "undecided at this scale", "not run"
+FASTER = 1.6  # "60% faster"
+
+Finding = tuple[str, str]  # a word of the four above, and the evidence
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, the records that may speak of it, and how they do."""
+
+    text: str
+    source: str
+    studies: tuple[str, ...]  # directories of results/
+    check: Callable[[Summary], Finding]
+
+
+def row_of(summary: Summary, spec: str) -> Row | None:
+    """The finished row of a spec; of dot the one with the recipe's positions, as the paper's."""
+    rows = [row for row in summary.study.rows if row.spec == spec and row.finished]
+    return next((row for row in rows if row.label == spec), rows[0] if rows else None)
+
+
+def words_against(summary: Summary, specs: Sequence[str], other: str) -> dict[str, str]:
+    """Each spec's word against another; those that were not run are missing."""
+    base = row_of(summary, other)
+    rows = {spec: row for spec in specs if (row := row_of(summary, spec)) is not None}
+    if base is None or not rows:
+        return {}
+    found = judge(
+        measured(base, summary.metric),
+        [measured(row, summary.metric) for row in rows.values()],
+        metric=summary.metric,
+        higher_is_better=summary.higher_is_better,
+        margin=summary.study.margin,
+    )
+    by_label = {comparison.label: comparison.word for comparison in found}
+    return {spec: by_label[row.label] for spec, row in rows.items() if row.label in by_label}
+
+
+def decide(words: dict[str, str], yes: Sequence[str], no: Sequence[str], wanted: int) -> str:
+    """Holds if all words confirm, fails if one contradicts; not run if none is there."""
+    if not words:
+        return NOT_RUN
+    if any(word in no for word in words.values()):
+        return FAILS
+    confirmed = all(word in yes for word in words.values()) and len(words) == wanted
+    return HOLDS if confirmed else OPEN
+
+
+def told(words: dict[str, str], other: str) -> str:
+    """'random better, dense worse (against dot)'."""
+    return f"{', '.join(f'{spec} {word}' for spec, word in words.items())} (against {other})"
+
+
+def against(
+    specs: Sequence[str], other: str, yes: Sequence[str], no: Sequence[str]
+) -> Callable[[Summary], Finding]:
+    """A claim about the words of some rows against another."""
+
+    def check(summary: Summary) -> Finding:
+        words = words_against(summary, specs, other)
+        return decide(words, yes, no, len(specs)), told(words, other)
+
+    return check
+
+
+def near(*specs: str) -> Callable[[Summary], Finding]:
+    """No worse than dot, all of them."""
+    return against(specs, "dot", (BETTER, NO_WORSE), (WORSE,))
+
+
+def behind(*specs: str) -> Callable[[Summary], Finding]:
+    """Worse than dot, all of them."""
+    return against(specs, "dot", (WORSE,), (BETTER, NO_WORSE))
+
+
+def ahead(specs: Sequence[str], other: str) -> Callable[[Summary], Finding]:
+    """Better than another row, all of them."""
+    return against(specs, other, (BETTER,), (WORSE,))
+
+
+def best(spec: str, *others: str) -> Callable[[Summary], Finding]:
+    """All other rows are worse than this one."""
+    return against(others, spec, (WORSE,), (BETTER,))
+
+
+def all_of(*checks: Callable[[Summary], Finding]) -> Callable[[Summary], Finding]:
+    """Several parts of one claim: it fails with any, and holds with all."""
+
+    def check(summary: Summary) -> Finding:
+        found = [part(summary) for part in checks]
+        words = [word for word, _ in found if word != NOT_RUN]
+        said = "; ".join(evidence for word, evidence in found if word != NOT_RUN)
+        if not words:
+            return NOT_RUN, ""
+        if FAILS in words:
+            return FAILS, said
+        return (HOLDS if words == [HOLDS] * len(checks) else OPEN), said
+
+    return check
+
+
+def needs_heads(summary: Summary) -> Finding:
+    """One head is worse than the most, in every row without dot product."""
+    words: dict[str, str] = {}
+    wanted = 0
+    for spec in ("random", "dense"):
+        rows = [row for row in summary.study.rows if row.spec == spec and row.varied]
+        wanted += 1
+        if len(rows) < 2 or not (rows[0].finished and rows[-1].finished):
+            continue
+        found = judge(
+            measured(rows[-1], summary.metric),
+            [measured(rows[0], summary.metric)],
+            metric=summary.metric,
+            higher_is_better=summary.higher_is_better,
+        )
+        words |= dict.fromkeys([rows[0].label], found[0].word) if found else {}
+    return decide(words, (WORSE,), (BETTER, NO_WORSE), wanted), told(words, "the most heads")
+
+
+TABLE_2 = "random", "factorized_random", "dense", "factorized_dense", "random+dense"
+MIXED = "dense+dot", "random+dot"
+FIVE = "dot", "random", "dense", *MIXED
+TRANSLATION = ("translation", "grammar-ende")
+MODELING = ("language-modeling", "python-docs")
+
+CLAIMS = (
+    Claim("Random and Dense are near dot product in translation.", "Table 2", TRANSLATION,
+          near("random", "dense")),
+    Claim("Fixed Random is clearly worse than dot product in translation.", "Table 2", TRANSLATION,
+          behind("fixed_random")),
+    Claim("Random + Vanilla is the best in translation.", "Table 2", TRANSLATION,
+          best("random+dot", "dot", *TABLE_2, "dense+dot")),
+    Claim("Dense + Vanilla is the best in language modelling.", "Table 2", MODELING,
+          best("dense+dot", "dot", *TABLE_2, "random+dot")),
+    Claim("Pure Synthesizers are behind dot product in language modelling.", "Table 2", MODELING,
+          behind(*TABLE_2)),
+    Claim("Random has a lower perplexity than dynamic convolution.", "abstract", MODELING,
+          ahead(["random"], "dynamicconv")),
+    Claim("Factorized Synthesizers beat Linformer in encoding.", "abstract",
+          ("encoding-agnews", "encoding-imdb"),
+          ahead(["factorized_random", "factorized_random+dot"], "linformer")),
+    Claim("Dense is the best and dot product the worst in dialogue.", "Table 3",
+          ("dialogue", "dialogue-personachat"),
+          all_of(best("dense", "dot", "random", *MIXED),
+                 ahead(["random", "dense", *MIXED], "dot"))),
+    Claim("Mixtures and dot product are ahead of pure Synthesizers in summarization.", "Table 3",
+          ("summarization",),
+          all_of(*(ahead(["dot", *MIXED], pure) for pure in ("random", "dense")))),
+    Claim("Pure Synthesizers lose to dot product after pretraining.", "Tables 4, 5",
+          ("transfer",), behind("random", "dense")),
+    Claim("Random + Vanilla is at or above dot product after pretraining.", "Tables 4, 5",
+          ("transfer",), near("random+dot")),
+    Claim("Synthesizers need several heads.", "heads ablation", ("heads",), needs_heads),
+)  # fmt: skip
+
+
+def judge_claims(summaries: dict[str, Summary], bench: Path) -> list[list[str]]:
+    """Claim, source, record, word and evidence of every claim; one line per record it has."""
+    lines = []
+    for claim in CLAIMS:
+        found = [
+            [claim.text, claim.source, name, *claim.check(summaries[name])]
+            for name in claim.studies
+            if name in summaries
+        ]
+        run = [line for line in found if line[3] != NOT_RUN]
+        lines += run or [[claim.text, claim.source, ", ".join(claim.studies), NOT_RUN, ""]]
+    text = "Random is 60% faster than dynamic convolution."
+    return [*lines, [text, "abstract", "bench", *_faster(bench)]]
+
+
+def _faster(bench: Path) -> Finding:
+    ratios = {}
+    for file in sorted(bench.glob("*/bench.json")):
+        rows = json.loads(file.read_text())["rows"]
+        for row in rows:
+            key = [row[name] for name in ("mode", "view", "length")]
+            other = [r for r in rows if [r[n] for n in ("mode", "view", "length")] == key]
+            slow = [r for r in other if r["variant"] == "dynamicconv"]
+            if row["variant"] == "random" and slow:
+                name = f"{file.parent.name}: {row['mode']} of {row['length']} tokens"
+                ratios[name] = row["tokens_per_second"] / slow[0]["tokens_per_second"]
+    if not ratios:
+        return NOT_RUN, ""
+    said = ", ".join(f"{name} {ratio:.2f}\N{MULTIPLICATION SIGN}" for name, ratio in ratios.items())
+    if all(ratio >= FASTER for ratio in ratios.values()):
+        return HOLDS, said
+    return (FAILS if all(ratio < FASTER for ratio in ratios.values()) else OPEN), said
+
+
+def opponent_label(summary: Summary) -> str:
+    """The dot product that a study's verdicts are against."""
+    study = summary.study
+    row = opponent_of(study, study.rows[0].varied) if study.rows else None
+    return row.label if row else "dot"

@@ -1,0 +1,314 @@
+"""Write docs/results.md, its plots and README.md's table from results/: python docs/results.py."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from synthesizer.errors import UserError
+from synthesizer.report.ladder import gap_plot, losses_plot, read_ladder
+from synthesizer.report.ladder import text as ladder_text
+from synthesizer.report.load import read_studies
+from synthesizer.report.metric_tables import metric_tables
+from synthesizer.report.plots import forest
+from synthesizer.report.published import UNKNOWN, paper_tables
+from synthesizer.report.reliability import floors
+from synthesizer.report.style import css_variables
+from synthesizer.report.summary import MISSING, Summary, span, summarize
+from synthesizer.report.tables import cells, markdown, plain
+
+sys.path.insert(0, str(Path(__file__).parent))
+from claims import FIVE, MIXED, TABLE_2, judge_claims, opponent_label
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+RESULTS = ROOT / "results"
+IMAGES = HERE / "images"
+BEGIN, END = "<!-- table: python docs/results.py -->", "<!-- end of table -->"
+WHOLE = ("dot", "fixed_random", *TABLE_2, *MIXED, "none", "lightconv", "dynamicconv")
+PLANNED = {  # directory of results/: title, and the rows that the paper's claim is about
+    "translation": ("Translation: Multi30k, English to German", WHOLE),
+    "language-modeling": ("Language modelling: WikiText-2", WHOLE),
+    "encoding-agnews": (
+        "Encoding: AG News (a third of it)",
+        ("dot", "none", "linformer", "random", "factorized_random", "factorized_random+dot",
+         "dense", "random+dot"),
+    ),
+    "encoding-imdb": (
+        "Encoding: IMDb",
+        ("dot", "none", "linformer", "random", "factorized_random", "factorized_random+dot",
+         "dense", "random+dot"),
+    ),
+    "dialogue": ("Dialogue: DailyDialog", FIVE),
+    "dialogue-personachat": ("Dialogue: PersonaChat (a small part of it)", FIVE),
+    "summarization": ("Summarization", FIVE),
+    "transfer": ("Transfer: span corruption, then GLUE and SuperGLUE tasks", FIVE),
+    "heads": ("Heads: python-docs with 1 to 16 heads", ("dot", "random", "dense")),
+    "ladder-translation": ("Ladder: translation", ()),
+    "ladder-language-modeling": ("Ladder: language modelling", ()),
+    "grammar-ende": ("Built in: translation by a grammar", ()),
+    "python-docs": ("Built in: bytes of Python's documentation", ()),
+    "listops-short": ("Built in: ListOps, short", ()),
+    "recall": ("Built in: recall", ()),
+    "shift": ("Built in: shift", ()),
+}  # fmt: skip
+SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
+ELSEWHERE = {"audit-minilm", "bench", "scale", "table-rate", "torture"}  # told in other documents
+SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "remarks")
+README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
+               "random+dot")  # fmt: skip
+CONVOLUTION = 0.8  # share of a table's variance that the offset explains
+
+
+def summaries(results: Path = RESULTS) -> dict[str, Summary]:
+    """Every study by its directory, those of the plan first; loose runs of one recipe are one."""
+    names = sorted(path.name for path in results.iterdir() if path.is_dir())
+    ordered = [*(n for n in PLANNED if n in names), *(n for n in names if n not in PLANNED)]
+    found = {}
+    for name in ordered:
+        if name in ELSEWHERE:
+            continue
+        try:
+            (study,) = read_studies([results / name])
+        except (UserError, ValueError):  # no runs yet, or more than one table
+            continue
+        if any(row.finished for row in study.rows):
+            found[name] = summarize(study)
+    return found
+
+
+def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
+    """docs/results.md."""
+    parts = [
+        "# Results",
+        "Made by `python docs/results.py` from the records in [results](../results/README.md); "
+        "nothing here is typed. Each table: mean \N{PLUS-MINUS SIGN} standard deviation over "
+        "seeds, the difference from the named dot product with its interval, and the word that "
+        "is read off it ([docs/verdict.md](verdict.md)). Numbers of the paper stand apart, at "
+        "their own scale: compare the order of rows, not values.",
+        "## The paper's claims",
+        markdown(["claim", "paper", "record", "verdict", "evidence"],
+                 judge_claims(found, results / "bench")),
+        "Evidence is against dot as the paper has it (the recipe's positions); the tables below "
+        "name a stronger dot product where one was searched. A claim fails with one row that "
+        "contradicts it, and holds if every row confirms it.",
+        "## How much dot product do mixtures keep?",
+        *mixtures(found),
+        "## What do Random's heads look like?",
+        *random_heads(found),
+    ]  # fmt: skip
+    for name, (title, rows) in PLANNED.items():
+        if name in found:
+            parts += section(name, title, found[name], rows)
+        elif rows or name.startswith("ladder"):
+            parts += [f"## {title}", f"Not run{': ' + ', '.join(rows) if rows else ''}."]
+    for name, summary in found.items():
+        if name not in PLANNED:
+            parts += section(name, f"Other records: {name}", summary, ())
+    return "\n\n".join(parts) + "\n"
+
+
+def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> list[str]:
+    """The table of one study, the paper's beside it, and where its plots are."""
+    parts = [f"## {title}", f"**{plain(summary.answer)}**", plain(summary.scope)]
+    parts += [results_table(summary)]
+    given = [f"{plain(words)} has {value:.2f}" for words, value in floors(summary).items()]
+    if given:
+        parts.append(f"Without a network: {'; '.join(given)}.")
+    missing = [spec for spec in rows if not _is_run(summary, spec)]
+    if missing:
+        parts.append(f"Not run: {', '.join(missing)}.")
+    metrics = metric_tables(summary.study) if summary.study.recipe.get("task") in SEVERAL else None
+    if metrics:
+        parts += ["All metrics:", markdown(*metrics.means)]
+    ladder = read_ladder(summary.study)
+    if ladder:
+        parts += ladder_text(ladder)
+    parts += [f"![{plain(title)}](images/{file})" for file in pictures(name, summary)]
+    parts += published(summary)
+    return [*parts, f"Record: [results/{name}](../results/{name})."]
+
+
+def _is_run(summary: Summary, spec: str) -> bool:
+    return any(row.spec == spec and row.finished for row in summary.study.rows)
+
+
+def results_table(summary: Summary) -> str:
+    """Ours: mean, sd, seeds, difference, verdict."""
+    head, rows = cells(summary)
+    kept = [0, 1, *(place for place, name in enumerate(head) if name in SHOWN)]
+    seeds = [str(len(line.scores)) for line in summary.lines]
+    named = [n.replace("difference from dot", f"difference from {opponent_label(summary)}")
+             for n in head]  # fmt: skip
+    shown = [
+        [row[0], row[1], count, *(row[place] for place in kept[2:])]
+        for row, count in zip(rows, seeds, strict=True)
+    ]
+    return markdown([named[0], named[1], "seeds", *(named[place] for place in kept[2:])], shown)
+
+
+def published(summary: Summary) -> Iterator[str]:
+    """The paper's figures of the rows that we have, labelled."""
+    specs = [row.spec for row in summary.study.rows]
+    for paper in paper_tables(summary.study.recipe.get("paper"), specs):
+        rows = [row for row in paper.rows if row[1] != UNKNOWN]
+        if rows:
+            yield f"PUBLISHED, not ours: {plain(paper.title)}. Source: {plain(paper.source)}."
+            yield markdown(paper.head, rows)
+
+
+def pictures(name: str, summary: Summary) -> list[str]:
+    """The files that `draw` makes of a study."""
+    ladder = read_ladder(summary.study)
+    if ladder and ladder.laws:
+        rivals = [place for place, trend in enumerate(ladder.laws.trends) if trend]
+        return [f"results-{name}-losses.svg", *(f"results-{name}-gap-{n}.svg" for n in rivals)]
+    compared = [line for line in summary.lines if line.comparison]
+    judged = any(line.comparison and line.comparison.covers_seeds for line in compared)
+    return [f"results-{name}.svg"] if judged else []
+
+
+def draw(found: dict[str, Summary]) -> None:
+    """The pictures of all studies; what is no longer named is removed."""
+    for path in IMAGES.glob("results-*.svg"):
+        path.unlink()
+    for name, summary in found.items():
+        files = pictures(name, summary)
+        ladder = read_ladder(summary.study)
+        if ladder and ladder.laws:
+            drawn = [losses_plot(ladder, ladder.laws)]
+            drawn += [gap_plot(ladder, ladder.laws, place, trend)
+                      for place, trend in enumerate(ladder.laws.trends) if trend]  # fmt: skip
+        else:
+            drawn = [forest(summary)]
+        for file, svg in zip(files, drawn, strict=False):
+            (IMAGES / file).write_text(standalone(svg), encoding="utf-8")
+
+
+def standalone(svg: str) -> str:
+    """A plot of the page as a file of its own, in the reader's theme."""
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    style = f"<style>{css_variables()} svg {{ background: var(--page); }}</style>"
+    opened = svg.replace("<svg", f"<svg {spaces}", 1)
+    return re.sub(r"(<svg[^>]*>)", rf"\1{style}", opened, count=1) + "\n"
+
+
+def mixtures(found: dict[str, Summary]) -> Iterator[str]:
+    """The learned weight of dot in every mixture that has one, by layer."""
+    rows = []
+    for name, summary in found.items():
+        for row in summary.study.rows:
+            parts = row.spec.split("+")
+            if "dot" not in parts or len(parts) < 2 or "," in row.spec:
+                continue
+            runs = [run.arrays("attention.npz") for run in row.finished]
+            for stack in ("encoder", "decoder"):
+                key = f"{stack}.alphas"
+                seen = [a[key][..., parts.index("dot")] for a in runs if key in a]
+                if seen:
+                    layers = np.stack(seen).transpose(1, 0, 2)  # (layers, seeds, heads)
+                    shares = [
+                        f"{part.mean():.2f} ({part.min():.2f}\N{EN DASH}{part.max():.2f})"
+                        for part in layers
+                    ]
+                    rows.append([name, row.label, stack, "; ".join(shares)])
+    if not rows:
+        yield "No record has mixtures with dot."
+        return
+    yield (
+        "The weight of the dot part, which begins at one half (of two parts): the mean over heads "
+        "and seeds, and the smallest and largest of them, layer by layer."
+    )
+    yield markdown(["record", "row", "stack", "weight of dot, layer 1; 2; ..."], rows)
+
+
+def random_heads(found: dict[str, Summary]) -> Iterator[str]:
+    """How many heads of `random` are convolutions: tables that the offset explains."""
+    rows = []
+    for name, summary in found.items():
+        for row in summary.study.rows:
+            if row.spec != "random" or row.varied:
+                continue
+            runs = [run.arrays("attention.npz") for run in row.finished]
+            for stack in ("encoder", "decoder"):
+                maps = [a[f"{stack}.map"] for a in runs if f"{stack}.map" in a]
+                if maps:
+                    shares = [by_offset(head) for seed in maps for layer in seed for head in layer]
+                    known = [share for share in shares if share is not None]
+                    rows.append([name, stack, *_counted(known)])
+    if not rows:
+        yield "Unknown: no record has attention maps of `random`."
+        return
+    yield (
+        "From the kept corner of each table (`attention.npz`; weights in steps of 1/255, so what "
+        "is smaller is not seen): the share of the variance of a head's weights that is explained "
+        "by the offset j - i alone, over the rows behind the first quarter. A head "
+        f"that it explains by {CONVOLUTION:.0%} or more is counted as a convolution."
+    )
+    yield markdown(["record", "stack", "heads", "convolutions", "explained, mean (range)"], rows)
+
+
+def _counted(shares: Sequence[float]) -> list[str]:
+    if not shares:
+        return ["0", MISSING, "unknown"]
+    many = sum(share >= CONVOLUTION for share in shares)
+    spread = f"{np.mean(shares):.2f} ({min(shares):.2f}\N{EN DASH}{max(shares):.2f})"
+    return [str(len(shares)), f"{many} ({many / len(shares):.0%})", spread]
+
+
+def by_offset(weights: np.ndarray) -> float | None:
+    """How much of a table's variance the mean over each diagonal explains; None if it has none."""
+    side = min(weights.shape)
+    table = weights[:side, :side].astype(np.float64)
+    queries, keys = np.nonzero(table.sum(1, keepdims=True) * np.ones(side) > 0)
+    causal = not np.triu(table, 1).any()
+    kept = (queries >= side // 4) & ((keys <= queries) if causal else (keys >= 0))
+    queries, keys = queries[kept], keys[kept]
+    values, offsets = table[queries, keys], keys - queries + side
+    if len(values) < 2 or values.var() == 0:
+        return None
+    means = np.bincount(offsets, values) / np.maximum(1, np.bincount(offsets))
+    return float(1 - ((values - means[offsets]) ** 2).sum() / ((values - values.mean()) ** 2).sum())
+
+
+def main_table(found: dict[str, Summary]) -> str:
+    """README.md's table: planned studies with a verdict, one line each."""
+    rows = []
+    for name in PLANNED:
+        summary = found.get(name)
+        if summary is None or summary.study.facts.get("ladder") or name == "heads":
+            continue
+        lines = {line.row.label: line for line in summary.lines}
+        opponent = opponent_label(summary)
+        if opponent not in lines or len(lines[opponent].scores) < 3 or len(lines) < 5:
+            continue
+        cells_of = [_cell(summary, lines.get(spec)) for spec in README_ROWS]
+        dot = f"{span(lines[opponent].scores, summary.digits)} ({opponent})"
+        link = f"[{name}](results/{name}/report.md)"
+        rows.append(f"| {link}, {summary.metric_name} | {dot} | {' | '.join(cells_of)} |")
+    head = ["record, metric", "the dot product compared with", *(f"`{s}`" for s in README_ROWS)]
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+
+
+def _cell(summary: Summary, line: object) -> str:
+    scores = getattr(line, "scores", ())
+    if not scores:
+        return "not run"
+    found = getattr(line, "comparison", None)
+    return span(scores, summary.digits) + (f", {found.word}" if found else "")
+
+
+def with_table(readme: str, table: str) -> str:
+    """README.md with the table between its markers."""
+    first, last = readme.index(BEGIN) + len(BEGIN), readme.index(END)
+    return f"{readme[:first]}\n{table}\n{readme[last:]}"
+
+
+if __name__ == "__main__":
+    everything = summaries()
+    draw(everything)
+    (HERE / "results.md").write_text(page(everything), encoding="utf-8")
+    path = ROOT / "README.md"
+    path.write_text(with_table(path.read_text(), main_table(everything)), encoding="utf-8")

@@ -1,0 +1,98 @@
+"""docs/results.md and README.md's table are what the committed records say."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STALE = "the records or the tables changed: run python docs/results.py and commit what it writes"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+claims, results = load("claims"), load("results")
+
+
+def tables(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return results.summaries()
+
+
+def test_the_readmes_table_is_generated(found):
+    readme = (ROOT / "README.md").read_text()
+    assert results.with_table(readme, results.main_table(found)) == readme, STALE
+
+
+def test_the_tables_of_the_page_are_generated(found):
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert tables(results.page(found)) == tables(page), STALE
+    for name, summary in found.items():
+        for file in results.pictures(name, summary):
+            assert (ROOT / "docs" / "images" / file).exists(), STALE
+            assert f"(images/{file})" in page
+
+
+def test_a_study_appears_once_its_records_are_committed(tmp_path):
+    shutil.copytree(ROOT / "results" / "shift", tmp_path / "dialogue")
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "empty").mkdir()
+    found = results.summaries(tmp_path)
+    assert list(found) == ["dialogue"]
+    page = results.page(found, tmp_path)
+    own = results.results_table(found["dialogue"])
+    assert f"## Dialogue: DailyDialog\n\n**{found['dialogue'].answer}**" in page.replace("\\", "")
+    assert own in page
+    assert own in (ROOT / "docs" / "results.md").read_text(), STALE  # as of the record itself
+    assert "Not run: dense+dot." in page
+    assert "## Language modelling: WikiText-2\n\nNot run: dot, fixed_random" in page
+    line = next(line for line in tables(page) if "worst in dialogue" in line)
+    assert "| dialogue | undecided at this scale |" in line
+    assert "| Table 3 | summarization | not run |" in page
+
+
+def test_words_decide_a_claim():
+    yes, no = ("better", "no worse"), ("worse",)
+    assert claims.decide({"a": "better", "b": "no worse"}, yes, no, 2) == claims.HOLDS
+    assert claims.decide({"a": "better", "b": "worse"}, yes, no, 2) == claims.FAILS
+    assert claims.decide({"a": "better", "b": "undecided"}, yes, no, 2) == claims.OPEN
+    assert claims.decide({"a": "better"}, yes, no, 2) == claims.OPEN, "a row was not run"
+    assert claims.decide({}, yes, no, 2) == claims.NOT_RUN
+
+
+def test_recall_contradicts_and_confirms_claims(found):
+    recall = found["recall"]
+    assert claims.near("random", "dense")(recall)[0] == claims.FAILS
+    assert claims.behind("random", "dense")(recall)[0] == claims.HOLDS
+    word, said = claims.all_of(claims.behind("random"), claims.ahead(["dot"], "dense"))(recall)
+    assert word == claims.HOLDS
+    assert said == "random worse (against dot); dot better (against dense)"
+
+
+def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not():
+    rng, size = np.random.default_rng(0), 40
+    offsets = np.arange(size)[None] - np.arange(size)[:, None]
+    kernel = np.exp(-np.abs(offsets + 2.0))
+    noise = rng.random((size, size)) ** 8
+
+    def causal(weights):
+        visible = np.where(offsets <= 0, weights, 0)
+        return np.round(255 * visible / visible.sum(1, keepdims=True)).astype(np.uint8)
+
+    assert results.by_offset(causal(kernel)) > 0.95
+    assert results.by_offset(causal(noise)) < 0.3
+    assert results.by_offset(np.round(255 * kernel).astype(np.uint8)) > 0.95
+    assert results.by_offset(np.zeros((9, 9), dtype=np.uint8)) is None
