@@ -84,7 +84,7 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     assert "So far: the gap of random to dot still closes." in summary.answer
     said = "\n".join(notes(summary))
     assert "still closes for random (-40.00, -60.00, -30.00)" in said
-    assert "(--set train.steps=900)" in said
+    assert "(--confirm 3x trains them three times as long)" in said
 
 
 def test_a_dot_product_with_sinusoids_alone_is_called_what_it_is(tmp_path):

@@ -154,7 +154,8 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
             raise UserError(
                 f"{path} is not a directory; name run directories, or one that contains some"
             )
-        for found in sorted(path.rglob(STUDY)):
+        # what confirms a study lies within its directory, and comes after it
+        for found in sorted(path.rglob(STUDY), key=lambda file: (len(file.parts), file)):
             if found.parent.resolve() not in taken:
                 taken.add(found.parent.resolve())
                 studies.append(_read_study(found, verify))

@@ -83,11 +83,10 @@ def curve_sentences(summary: Summary) -> Iterator[str]:
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in closing
     ]
-    steps = summary.study.recipe.get("train", {}).get("steps", 0)
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
         f"closes for {'; '.join(shown)}. What longer training would say is open "
-        f"(--set train.steps={3 * steps})."
+        "(--confirm 3x trains them three times as long)."
     )
 
 

@@ -236,17 +236,56 @@ def training_loss(summary: Summary) -> str:
 
 def validation_metric(summary: Summary) -> str:
     """The main metric on validation by step."""
-    name = f"validation {literal(summary.metric_name)}"
-    sign = 1 if summary.higher_is_better else -1
+    name, sign = _validation(summary)
     return _curves(summary, lambda line: line.get("validation", {}).get(summary.metric), name, sign)
 
 
+def validation_by_time(summary: Summary) -> str:
+    """The same by seconds of training; empty where machines differ, or tell no seconds."""
+    if len(machines(summary.finished)) != 1:
+        return ""
+    name, sign = _validation(summary)
+    return _curves(
+        summary,
+        lambda line: line.get("validation", {}).get(summary.metric),
+        name,
+        sign,
+        across="seconds of training",
+        scale=_seconds_per_step,
+    )
+
+
+def _validation(summary: Summary) -> tuple[str, int]:
+    name = f"validation {literal(summary.metric_name)}"
+    return name, 1 if summary.higher_is_better else -1
+
+
+def _seconds_per_step(line: Line) -> float | None:
+    """The mean over a row's runs; None where they do not tell it."""
+    told = [
+        run.result["training_seconds"] / run.recipe["train"]["steps"]
+        for run in line.row.finished
+        if run.result and run.result.get("training_seconds")
+    ]
+    return float(np.mean(told)) if told else None
+
+
 def _curves(
-    summary: Summary, read: Callable[[dict[str, Any]], float | None], name: str, sign: int
+    summary: Summary,
+    read: Callable[[dict[str, Any]], float | None],
+    name: str,
+    sign: int,
+    *,
+    across: str = "step",
+    scale: Callable[[Line], float | None] = lambda line: 1.0,
 ) -> str:
     """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
-    drawn = [(line.index, line, _mean_curve(line, read)) for line in summary.drawn]
-    curves = [(place, line, curve) for place, line, curve in drawn if len(curve[0])]
+    drawn = [(line.index, line, scale(line), _mean_curve(line, read)) for line in summary.drawn]
+    curves = [
+        (place, line, (curve[0] * factor, *curve[1:]))
+        for place, line, factor, curve in drawn
+        if len(curve[0]) and factor is not None
+    ]
     if not curves:
         return ""
     with drawing(3.4) as (figure, axes):
@@ -260,14 +299,14 @@ def _curves(
                 linewidth=2 if place == 0 else 1.5,
             )  # fmt: skip
             ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
-        axes.set_xlabel("step")
+        axes.set_xlabel(across)
         axes.set_ylabel(name)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
         if sign < 0:
             axes.invert_yaxis()
         figure.draw_without_rendering()
         name_at_right(axes, ends)
-        return to_svg(figure, f"{name} by step, one curve per row")
+        return to_svg(figure, f"{name} by {across}, one curve per row")
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -34,6 +34,7 @@ from synthesizer.report.plots import (
     quality_and_speed,
     score_by_rate,
     training_loss,
+    validation_by_time,
     validation_metric,
 )
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
@@ -113,7 +114,12 @@ def notes(summary: Summary) -> list[str]:
         )
     else:
         said.append("All variants use the recipe's learning rates; none was tuned on its own.")
-    if facts.get("match") not in (None, "none"):
+    if facts.get("match") == "time":
+        said.append(
+            "All variants are trained for as many seconds as dot: the steps of each follow from a "
+            "step timed beforehand, and stand in its remarks. The search ran with equal steps."
+        )
+    elif facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
         said.append(
             f"The feed-forward width is chosen so that all variants have the same {budget}."
@@ -312,6 +318,10 @@ def _curves(summary: Summary) -> str:
     plots = [
         Plot(training_loss(summary), "Mean over seeds; the band is their range."),
         Plot(validation_metric(summary), "The same on validation; up is better."),
+        Plot(
+            validation_by_time(summary),
+            "The same against the seconds that training took, evaluation left out.",
+        ),
     ]
     shown = [plot for plot in plots if plot.svg]
     return figures(shown) if shown else ""

@@ -26,6 +26,13 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
     return [summarize(study) for study in studies]
 
 
+def closing_rows(home: Path) -> tuple[str, list[str]]:
+    """Of one study: the opponent's label, and those of rows whose gap to it still closes."""
+    (found,) = [one for one in summarize_all([home]) if one.study.path == home]
+    label = found.opponent.label if found.opponent is not None else ""
+    return label, [line.row.label for line in found.lines if line.is_closing]
+
+
 def write(summaries: Sequence[Summary], home: Path) -> Path:
     """Put the three files into a directory; the page is returned."""
     texts = (_html(summaries), text_of(summaries), csv_text(summaries))

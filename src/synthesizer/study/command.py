@@ -70,7 +70,10 @@ def compare(
     ] = None,
     match: Annotated[
         str,
-        typer.Option(help="none, params or flops: give all variants dot's budget through d_ff."),
+        typer.Option(
+            help="Give all variants dot's budget: params or flops through d_ff, time through the "
+            "number of steps; or none."
+        ),
     ] = "none",
     until_decided: Annotated[
         bool,
@@ -78,6 +81,12 @@ def compare(
             "--until-decided", help="Add seeds at planned looks (3, 5, 8, 12) until all is decided."
         ),
     ] = False,
+    confirm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="3x", help="Then train rows whose gap to dot still closes three times as long."
+        ),
+    ] = None,
     tune: Annotated[
         int | None,
         typer.Option(
@@ -147,8 +156,12 @@ def compare(
 
     An interrupted comparison continues when the same command is run again.
     """
+    from synthesizer.errors import UserError
     from synthesizer.report.command import print_report
+    from synthesizer.report.write import closing_rows
     from synthesizer.study import compare as study
+    from synthesizer.study.confirm import confirm as confirm_longer
+    from synthesizer.study.confirm import parse_times
     from synthesizer.study.plan import Asked
 
     asked = Asked(
@@ -179,6 +192,9 @@ def compare(
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
     check_choice("--plan", plan, (None, *PLANS))
+    times = None if confirm is None else parse_times(confirm)
+    if times is not None and (plan or quick):
+        raise UserError("--confirm needs the verdict of whole runs; leave out --plan and --quick")
     if plan == "slurm":
         say(study.slurm_script(asked, say_aside))
         return
@@ -186,4 +202,8 @@ def compare(
         for line in study.list_commands(asked, say_aside):
             say(line)
         return
-    print_report([study.compare(asked, say_wrapped, plain=plain).out])
+    planned = study.compare(asked, say_wrapped, plain=plain)
+    if times is not None:
+        opponent, closing = closing_rows(planned.out)
+        confirm_longer(planned, opponent, closing, times, say_wrapped, plain=plain)
+    print_report([planned.out])

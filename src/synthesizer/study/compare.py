@@ -19,7 +19,8 @@ from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run, read_arrays
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
-from synthesizer.study.plan import FOUND, Asked, Plan, draw_up
+from synthesizer.study.match_time import fit_steps
+from synthesizer.study.plan import FOUND, WIDTHS, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
 from synthesizer.study.sequential import is_open
@@ -53,11 +54,12 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with _open_workers(plan, say) as pool:
+    with open_workers(plan, say) as pool:
         return conduct(plan, pool, say, plain=plain)
 
 
-def _open_workers(plan: Plan, say: Say) -> AbstractContextManager[WorkerPool]:
+def open_workers(plan: Plan, say: Say) -> AbstractContextManager[WorkerPool]:
+    """Workers on this machine, or on a cluster where one was asked for."""
     asked = plan.asked
     if asked.cluster is None:
         return open_pool(plan.out, asked.gpus, say)
@@ -69,19 +71,19 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     try:
         say("starting workers, reading the data and timing a step ...")
         plan = search(fit_widths(plan, pool, say), pool, say, plain)
-        plan = fit_widths(settle(plan, say), pool, say)
+        plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
         while True:
             if plan.asked.pretrain:
                 say(f"pretraining every variant by {plan.asked.pretrain}")
-                _perform(plan, _jobs(plan, pretraining=True), pool, say, plain)
+                perform(plan, jobs_of(plan, pretraining=True), pool, say, plain)
             for jobs in _stages(plan):
-                _perform(plan, jobs, pool, say, plain)
+                perform(plan, jobs, pool, say, plain)
             longer = next_plan(plan, say)
             if longer is None:
                 break
             plan = longer
     except Interrupted:
-        runs = [Run(job.path) for job in _jobs(plan)]
+        runs = [Run(job.path) for job in jobs_of(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
             f"finished; run the same command to continue ({plan.out})"
@@ -115,7 +117,7 @@ def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
     for line in plan.words:
         say(line)
     with open_pool(plan.out, say=say) as pool:
-        plan = fit_widths(settle(plan, say), pool, say)
+        plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
     stages = (True, False) if asked.pretrain else (False,)
@@ -156,7 +158,7 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     return replace(row, changes=(*row.changes, f"model.d_ff={found['d_ff']}"), note=note)
 
 
-def _jobs(plan: Plan, *, pretraining: bool = False) -> list[Job]:
+def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
     """All runs, seed by seed, so that whole tables come early; or those that they start from."""
     recipe = plan.pretraining if pretraining else plan.recipe
     return [
@@ -170,11 +172,11 @@ def _jobs(plan: Plan, *, pretraining: bool = False) -> list[Job]:
 def _stages(plan: Plan) -> list[list[Job]]:
     """All runs at once, or a ladder's rung by rung from the smallest, each with its own time."""
     rungs = list(dict.fromkeys(row.rung for row in plan.rows))[::-1]
-    jobs = _jobs(plan)
+    jobs = jobs_of(plan)
     return [[job for job in jobs if plan.rows[job.row].rung == rung] for rung in rungs]
 
 
-def _perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
+def perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
     """Train what is not finished, showing progress; nothing is written if the data is bad."""
     for job in jobs:
         Run(job.path).claim(job.recipe)
@@ -287,7 +289,7 @@ def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
     elif jobs:
         say(f"dot's positions: {len(jobs)} trials, chosen on validation")
     if jobs:
-        _perform(plan, jobs, pool, say, plain)
+        perform(plan, jobs, pool, say, plain)
         plan.errors.clear()  # a trial that fails is a trial that is not chosen
     return plan.with_rows([_choose(plan, row, say) if row in tried else row for row in plan.rows])
 
@@ -357,7 +359,7 @@ def settle(plan: Plan, say: Say) -> Plan:
     known = how != "its validation scores in this table"
     if plan.asked.has_controls and known and not plan.asked.quick:
         rows.append(again(opponent, plan.shared))
-    if plan.asked.has_controls and plan.asked.match == "none":
+    if plan.asked.has_controls and plan.asked.match not in WIDTHS:
         rows.append(size_control(opponent, plan.shared))
     tried = [
         {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}

@@ -38,7 +38,8 @@ from synthesizer.untrusted import check_folder_name, read_regular
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
 CHOSEN = "dot, best positions"  # the row whose positions a search chooses
-MATCHES = ("none", "params", "flops")
+MATCHES = ("none", "params", "flops", "time")
+WIDTHS = ("params", "flops")  # budgets that are met through d_ff
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
@@ -263,7 +264,7 @@ def draw_up(asked: Asked) -> Plan:
         (*words, *said, *_say_rates(asked, recipe)),
         looks=looks,
     )
-    _refuse_to_mix(plan)
+    refuse_to_mix(plan)
     _check_pretraining(plan)
     _check_opponents(plan)
     return plan
@@ -378,7 +379,7 @@ def _rows(asked: Asked, recipe: Recipe, seeds: int) -> tuple[list[Row], list[str
         return climb(rows, rungs, _ladder_opponent(asked, recipe, rows)), words
     if not asked.vary:
         return rows, words
-    if asked.has_controls and asked.match == "none":
+    if asked.has_controls and asked.match not in WIDTHS:
         rows.append(size_control(rows[0], recipe))
     crossed = []
     for row in rows:
@@ -418,7 +419,7 @@ def _parse_vary(text: str) -> list[str]:
 
 def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
     """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
-    like = None if asked.match == "none" else "dot"
+    like = "dot" if asked.match in WIDTHS else None
     rows, words = asked_rows(asked.syntheses, asked.positions, recipe, like)
     dots = [row for row in rows if row.candidate]
     if dots and asked.opponent not in (AUTO, CONFIGURED):
@@ -460,7 +461,7 @@ def _is_foreign(path: Path) -> bool:
     return not path.name.startswith(".") and not re.fullmatch(r"worker\d+\.log", path.name)
 
 
-def _refuse_to_mix(plan: Plan) -> None:
+def refuse_to_mix(plan: Plan) -> None:
     """Refuse a directory with runs of another recipe, data or budget."""
     path = plan.out / STUDY
     if not path.exists():

@@ -1,6 +1,6 @@
 """A worker process of a study: it imports torch once, has one thread, and takes orders on stdin.
 
-    pool -> worker    {"do": "size" | "prepare" | "train", ...}      one JSON line each
+    pool -> worker    {"do": "size" | "prepare" | "train" | "time", ...}   a JSON line each
     worker -> pool    {"event": "hello"}                             it listens
                       {"event": "show" | "measure" | "say", ...}     while it trains
                       {"event": "done", ...}                         the answer to an order
@@ -140,7 +140,22 @@ def _train(
     return {"result": result}
 
 
-WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}
+def _time(events: Events, recipe: str) -> Message:
+    """How long a training step takes, by the clock that runs report their speed by."""
+    from synthesizer.experiment.recipe import parse_recipe
+    from synthesizer.tasks import build_task
+    from synthesizer.training.preview import step_seconds
+
+    parsed = parse_recipe(recipe)
+    return {"seconds_per_step": step_seconds(parsed, build_task(parsed))}
+
+
+WORK: dict[str, Callable[..., Message]] = {
+    "size": _size,
+    "prepare": _prepare,
+    "train": _train,
+    "time": _time,
+}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -21,8 +21,10 @@ from synthesizer.training.accelerator import open_accelerator
 from synthesizer.training.build import build_config, build_model, rough_config
 from synthesizer.training.evaluate import answer, evaluating
 from synthesizer.training.loop import Loop
+from synthesizer.training.meter import now
 
 TRIED = 4  # steps, the first of which warms up
+TIMED = 31  # the same where variants are compared
 
 
 def describe(recipe: Recipe) -> Iterator[str]:
@@ -79,13 +81,28 @@ def time_answer(recipe: Recipe, task: Task) -> float:
 
 
 def time_step(recipe: Recipe, task: Task) -> float:
-    """Seconds of a training step, measured on a few."""
+    """Seconds of a training step by the wall clock, measured on a few."""
+    return statistics.median(_time_steps(recipe, task, TRIED, lambda _: time.perf_counter()))
+
+
+def step_seconds(recipe: Recipe, task: Task) -> float:
+    """Seconds of a training step by the clock that a run reports its speed by.
+
+    The mean over more steps: lengths, and with them times, differ from batch to batch.
+    """
+    return statistics.fmean(_time_steps(recipe, task, TIMED, now))
+
+
+def _time_steps(
+    recipe: Recipe, task: Task, tried: int, read: Callable[[torch.device], float]
+) -> list[float]:
+    accelerator = open_accelerator(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(recipe, Run(folder), task, open_accelerator(recipe), Quiet())
+        loop = Loop(recipe, Run(folder), task, accelerator, Quiet())
         batches = loop.batches()
         taken = []
-        for _ in range(TRIED):
-            begin = time.perf_counter()
+        for _ in range(tried):
+            begin = read(accelerator.device)
             loop.take_step(next(batches))
-            taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[1:])
+            taken.append(read(accelerator.device) - begin)
+    return taken[1:]
