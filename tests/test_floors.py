@@ -1,10 +1,18 @@
 """What needs no network: floors that a study names, learned or written from the data alone."""
 
 import numpy as np
+import pytest
 
+from corpus import SMALL, pairs, write_tsv
 from synthesizer.data.batch import Ragged
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.metrics import token_bigram_perplexity
+from synthesizer.report.reliability import WITHOUT_A_NETWORK
+from synthesizer.tasks import build_task
 from synthesizer.tasks.bag_of_words import BagOfWords
+from synthesizer.tasks.dialogue import _commonest_reply
 from synthesizer.tasks.summarization import _first_sentences
+from tiny import write_text
 
 
 def ragged(lists):
@@ -59,3 +67,49 @@ def test_its_gradient_is_that_of_the_cross_entropy():
 def test_the_first_sentence_is_taken_from_each_source():
     sources = ["One thing. And two!", "No end", "A line\nanother.", " Mr? yes."]
     assert _first_sentences([], sources) == ["One thing.", "No end", "A line", "Mr?"]
+
+
+def test_the_commonest_reply_and_its_ties():
+    train = [("a", "yes"), ("b", "no"), ("c", "no"), ("d", "yes"), ("e", "maybe")]
+    assert _commonest_reply(iter(train), ["x", "y"]) == ["yes", "yes"]
+
+
+def test_a_bigram_model_of_tokens_is_the_interpolation_that_it_says():
+    """Two tokens that take turns: the weights go to the bigram, whose perplexity is near one."""
+    turns = np.array([0, 1] * 300)
+    assert token_bigram_perplexity(turns, turns, turns, 2) < 1.02
+    rng = np.random.default_rng(0)
+    noise, held, scored = (rng.integers(0, 50, n) for n in (40_000, 4_000, 4_000))
+    assert token_bigram_perplexity(noise, held, scored, 50) == pytest.approx(50, rel=0.02)
+    unseen = token_bigram_perplexity(np.array([0, 1, 0, 1]), np.array([2, 3, 2]), scored, 50)
+    assert np.isfinite(unseen), "a token that train does not have costs a bounded price"
+
+
+@pytest.mark.parametrize("task", ["translation", "dialogue", "probe", "language_modeling"])
+def test_every_study_has_a_floor_in_the_unit_of_its_main_metric(task, tmp_path):
+    data = tmp_path / "train.tsv"
+    write_tsv(data, [("source", "target"), *pairs(150)])
+    changes = [f"data.train={data}", "data.holdout=0.1", *SMALL]
+    if task == "dialogue":
+        changes += ["data.columns.history=source", "data.columns.reply=target"]
+    if task == "probe":
+        recipe = load_recipe("shift")
+    elif task == "language_modeling":
+        (tmp_path / "text.txt").write_text("\n".join(" ".join(pair) for pair in pairs(150)))
+        recipe = load_recipe(task, overrides=[f"data.train={tmp_path}/text.txt", *SMALL])
+    else:
+        recipe = load_recipe(task, overrides=changes)
+    known = build_task(recipe).report
+    (name,) = set(known) & set(WITHOUT_A_NETWORK)
+    floor = known[name]["test"]
+    low, high = {"probe": (5, 8), "language_modeling": (1, 300)}.get(task, (0, 100.1))
+    assert low <= floor <= high
+
+
+def test_a_floor_of_bits_per_byte_is_not_set_beside_a_perplexity(tmp_path):
+    """Span corruption is measured in perplexity, whatever its tokens are."""
+    write_text(tmp_path / "text.txt", lines=200)
+    changes = [f"data.train={tmp_path}/text.txt", "text.kind=byte", *SMALL]
+    assert not set(build_task(load_recipe("pretrain", overrides=changes)).report) & set(
+        WITHOUT_A_NETWORK
+    )

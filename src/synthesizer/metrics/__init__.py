@@ -51,6 +51,7 @@ from synthesizer.metrics.language_model import (
     interpolation_weights,
     language_model_statistics,
     perplexity_from_statistics,
+    token_bigram_perplexity,
     word_perplexity_from_statistics,
 )
 from synthesizer.metrics.meteor import (
@@ -122,6 +123,7 @@ __all__ = [
     "split_sentences",
     "superglue_average",
     "token_accuracy_statistics",
+    "token_bigram_perplexity",
     "train_vectors",
     "vectors_signature",
     "word_perplexity_from_statistics",

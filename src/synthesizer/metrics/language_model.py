@@ -69,6 +69,30 @@ def bigram_statistics(log_probabilities: Table, documents: Sequence[bytes]) -> S
     )
 
 
+def token_bigram_perplexity(train: Table, held_out: Table, scored: Table, vocab: int) -> float:
+    """Perplexity of a stream of token numbers under a bigram model of train.
+
+    Interpolated as `fit_bigram`, with the weights that suit the held-out stream.
+    """
+    pairs = train[:-1].astype(np.int64) * vocab + train[1:]
+    codes, counts = np.unique(pairs, return_counts=True)
+    before = np.bincount(train[:-1], minlength=vocab)
+    unigram = np.bincount(train[1:], minlength=vocab) / len(pairs)
+
+    def estimates(stream: Table) -> Table:
+        code = stream[:-1].astype(np.int64) * vocab + stream[1:]
+        place = np.minimum(np.searchsorted(codes, code), len(codes) - 1)
+        together = np.where(codes[place] == code, counts[place], 0)
+        met = before[stream[:-1]]
+        common = unigram[stream[1:]]
+        bigram = np.where(met > 0, together / np.maximum(met, 1), common)
+        return np.stack([bigram, common, np.full(len(code), 1 / vocab)])
+
+    fitted = estimates(held_out)
+    weights = interpolation_weights(fitted, np.ones(fitted.shape[1]))
+    return _exp(-float(np.log(weights @ estimates(scored)).mean()))
+
+
 def interpolation_weights(estimates: Table, counts: Table, *, rounds: int = 100) -> Table:
     """The mixture of estimates under which counts are most likely, by expectation maximization.
 

@@ -5,6 +5,8 @@ one `history` with its `reply`. A `persona` describes the second speaker, as in 
 only this speaker's replies are examples: what the first one says has nothing to do with it.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +42,19 @@ def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
         "bleu4",
         roles=partial(_roles, tuple(recipe.data.columns)),
         read=_read,
+        baseline=_commonest_reply,
+        baseline_name="commonest_reply",
         keep_end=True,
         needs_vectors=True,
         turn=TURN,
     )
     return Pairs(recipe, tokenizer_dir, form)
+
+
+def _commonest_reply(train: Iterable[Fields], sources: list[str]) -> list[str]:
+    """The reply that train has most often, to whatever was said; of several the first."""
+    replies = Counter(reply for _, reply in train)
+    return [max(replies, key=lambda reply: replies[reply])] * len(sources)
 
 
 def _roles(given: Fields, sample: list[Row]) -> Fields:

@@ -1,8 +1,8 @@
 """Text to text: what translation, summaries and replies share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from synthesizer.tasks.task import SHOWN, Built, ListTask, Outputs, Scores
 
 Array = NDArray[Any]
 Vectors = Mapping[str, Array]
+Baseline = Callable[[Iterable[Fields], list[str]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Form:
     main_metric: str
     roles: Fields | Callable[[list[Row]], Fields] = ("source", "target")
     read: Callable[[Row, Columns], list[Fields]] = read_pair
-    baseline: Callable[[list[Fields], list[str]], list[str]] | None = None  # train, sources
+    baseline: Baseline | None = None  # train, sources: what can be written without a network
     baseline_name: str = ""  # its key in the report of the data
     keep_end: bool = False  # of a source that is too long
     needs_vectors: bool = False
@@ -133,18 +134,24 @@ class Pairs(PairTask):
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
         report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
         if form.baseline:
-            report[form.baseline_name] = self._judge_baseline(examples, form.baseline)
+            vectors = dict(zip(meta["words"], arrays["vectors"], strict=True))
+            floor = self._judge_baseline(examples, form.baseline, vectors)
+            report[form.baseline_name] = floor
         return tokenizer, Entry(arrays, {**meta, "report": report})
 
     def _judge_baseline(
-        self, examples: Examples, write: Callable[[list[Fields], list[str]], list[str]]
+        self, examples: Examples, write: Baseline, vectors: Vectors
     ) -> dict[str, float]:
         """The main metric of what can be written without a network."""
-        train = [pair for chunk in examples.split("train").chunks() for pair in chunk]
+        held_out = ("validation", "test")
+        texts = {n: [list(examples.split(n).column(side)) for side in (0, 1)] for n in held_out}
+        chunks = examples.split("train").chunks()
+        train = (pair for chunk in chunks for pair in chunk)  # which may be millions
+        written = iter(write(train, [source for n in held_out for source in texts[n][0]]))
         metric, found = self.main_metric, {}
-        for split in ("validation", "test"):
-            sources, references = (list(examples.split(split).column(side)) for side in range(2))
-            rows = self._form.judge(write(train, sources), references, {}).statistics[metric]
+        for split, (sources, references) in texts.items():
+            outputs = list(islice(written, len(sources)))
+            rows = self._form.judge(outputs, references, vectors).statistics[metric]
             found[split] = score(metric, rows)
         return found
 

@@ -64,7 +64,16 @@ class Probe(ListTask):
             self._store(arrays, split, [inputs])
             store_ragged(arrays, f"{split}.target", targets)
         report = {**examples.report, "vocab_size": len(tokenizer)}
+        report["commonest_answer"] = _commonest_answer(arrays)
         return tokenizer, Entry(arrays, {"report": report})
+
+
+def _commonest_answer(arrays: dict[str, Array]) -> dict[str, float]:
+    """Token accuracy of the answer that train has most often, given everywhere."""
+    asked = {split: load_ragged(arrays, f"{split}.target").flat for split in SPLITS}
+    scored = {split: answers[answers != IGNORED] for split, answers in asked.items()}
+    common = np.bincount(scored["train"]).argmax()
+    return {n: float(100 * (scored[n] == common).mean()) for n in ("validation", "test")}
 
 
 def _read(row: Row, columns: Columns) -> list[Fields]:

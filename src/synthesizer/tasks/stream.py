@@ -27,11 +27,12 @@ from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.metrics import bigram_statistics, fit_bigram, score
+from synthesizer.metrics import bigram_statistics, fit_bigram, score, token_bigram_perplexity
 from synthesizer.tasks.task import Built, Task
 
 Array = NDArray[Any]
 
+ENOUGH_TOKENS = 5_000_000  # of train, to count a bigram model of
 BLOCK = 4096  # documents that a streamed train split is read, shuffled and forgotten by
 
 
@@ -187,8 +188,13 @@ class StreamTask(Task):
         if streaming:
             first = f"first {recipe.data.sample} documents of each"
             report["streaming"] = f"tokenizer and held-out splits: {first}"
-        if recipe.text.kind == "byte":
-            report["bigram"] = _bigram(examples)
+        if recipe.task == "language_modeling":
+            if recipe.text.kind == "byte":
+                report["bigram"] = _bigram(examples)
+            else:
+                known = arrays.get("train")
+                stream = join_documents(tokenizer, train.column(0)) if known is None else known
+                report["bigram"] = _token_bigram(stream, arrays, len(tokenizer))
         return tokenizer, Entry(arrays, {"report": report})
 
 
@@ -245,6 +251,15 @@ def measure_tokens(text: str, starts: list[int]) -> Array:
     edges = np.array([0, *starts[1:], len(text)])
     sums = np.cumsum(np.stack([begins, widths]), axis=1)
     return np.diff(np.concatenate([[[0], [0]], sums], axis=1)[:, edges], axis=1)
+
+
+def _token_bigram(train: Array, arrays: dict[str, Array], vocab: int) -> dict[str, float]:
+    """Perplexity of an interpolated bigram model of the first tokens of train."""
+    held_out = arrays["validation"]
+    return {
+        split: token_bigram_perplexity(train[:ENOUGH_TOKENS], held_out, arrays[split], vocab)
+        for split in ("validation", "test")
+    }
 
 
 def _bigram(examples: Examples) -> dict[str, float]:

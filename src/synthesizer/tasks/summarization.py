@@ -1,6 +1,7 @@
 """Abstractive summarization: ROUGE-1, -2, -L and -Lsum."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from synthesizer.data.spill import Fields
@@ -17,7 +18,7 @@ def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     return Pairs(recipe, tokenizer_dir, form)
 
 
-def _first_sentences(train: list[Fields], sources: list[str]) -> list[str]:
+def _first_sentences(train: Iterable[Fields], sources: list[str]) -> list[str]:
     """What every source begins with, up to the end of its first sentence."""
     return [SENTENCE_END.split(source.strip(), maxsplit=1)[0] for source in sources]
 

@@ -1,6 +1,7 @@
 """A mixture of GLUE and SuperGLUE tasks as text to text, trained together and scored apart."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,21 @@ class TextToText(PairTask):
         lists, _ = fitter.encode("test", Table.of((row[2], row[3][0]) for row in rows))
         self._store(arrays, "test", lists)
         report |= {"overlong": fitter.report, "vocab_size": len(tokenizer)}
+        report["commonest_answer"] = {"test": self._score_commonest(train, rows)}
         return tokenizer, Entry(arrays, {"rows": rows, "report": report})
+
+    def _score_commonest(
+        self, train: Table, rows: Sequence[tuple[str, str, str, list[str]]]
+    ) -> float:
+        """The main metric of the answer that each task's train has most often."""
+        counts: dict[str, Counter[str]] = {}
+        for answer, number in zip(train.column(1), train.column(2), strict=True):
+            counts.setdefault(self._recipe.data.tasks[int(number)], Counter())[answer] += 1
+        right: dict[str, list[bool]] = {}
+        for row in rows:
+            said = counts[row[0]].most_common(1)[0][0] if row[0] in counts else ""
+            right.setdefault(row[0], []).append(self._is_right(*row, said))
+        return float(100 * np.mean([np.mean(each) for each in right.values()]))
 
     def _read_train(self, report: dict[str, Any]) -> Iterator[Fields]:
         """Prompt, answer and the number of the task, of every example."""

@@ -1,5 +1,6 @@
 """Machine translation: BLEU and chrF by sacrebleu, with their signatures."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from synthesizer.data.corpora.dictionary import dictionary_baseline
@@ -11,12 +12,11 @@ from synthesizer.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """One text in one language to one in another."""
-    dictionary = _by_dictionary if recipe.data.builtin else None
-    form = Form(_judge, "bleu", baseline=dictionary, baseline_name="dictionary")
+    form = Form(_judge, "bleu", baseline=_by_dictionary, baseline_name="dictionary")
     return Pairs(recipe, tokenizer_dir, form)
 
 
-def _by_dictionary(train: list[Fields], sources: list[str]) -> list[str]:
+def _by_dictionary(train: Iterable[Fields], sources: list[str]) -> list[str]:
     """Translation word by word, the baseline that ignores order and agreement."""
     rows = ({"en": source, "de": target} for source, target in train)
     return dictionary_baseline(rows, sources)
