@@ -27,7 +27,7 @@ from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import Point, most_heads, sentence
-from synthesizer.audit.examples import Example, encode, read_examples, run
+from synthesizer.audit.examples import Example, encode, read_examples, run, tuning_rows
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
 from synthesizer.audit.run import Asked, audit
@@ -113,6 +113,18 @@ def test_an_audit_ranks_all_heads_and_measures_the_curve(home, tmp_path, metric)
     assert record["num_judge"] == 20
     assert json.loads((tmp_path / "audit.json").read_text())["sentence"] == record["sentence"]
     assert {row["length"] for row in record["speed"]} == set()  # the model has 16 positions
+
+
+def test_speed_is_measured_along_the_curve_at_the_lengths_asked_for(home, tmp_path):
+    record = measured(home, "loss", tmp_path, lengths=(4, 16), keep=0.2)
+    timed = [(row["length"], row["replaced"]) for row in record["speed"]]
+    counts = sorted({0, 2, 4, 6, record["answer"]["replaced"]})
+    assert timed == [(length, count) for length in (4, 16) for count in counts]
+    assert all(row["ms"] > 0 for row in record["speed"])
+    sizes = record["sizes"]
+    assert sizes[-1]["flops"] < sizes[0]["flops"]
+    page = (tmp_path / "report.html").read_text()
+    assert "none: the original" in page
 
 
 @pytest.mark.parametrize(("metric", "auto"), [
@@ -205,10 +217,78 @@ def test_tuning_brings_outputs_nearer(home, tmp_path):
     converted = AutoModel.from_pretrained(tmp_path / "model").eval()
     before = {name: p.clone() for name, p in converted.named_parameters()}
     rows = [Example((text,)) for text in sentences(40)]
-    losses = tune(original, converted, tokenizer(), rows, 12, Tuning(40, batch=8), print)
-    assert np.mean(losses[15:20]) < np.mean(losses[:5])  # the first half brings layers nearer
+    tuned = tune(original, converted, tokenizer(), rows, 12, Tuning(40, batch=8), print)
+    assert np.mean(tuned.losses[8:13]) < np.mean(tuned.losses[:5])  # a third brings layers nearer
+    assert tuned.after < tuned.before
     moved = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".tables." in name}
+
+
+def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 3)
+    measured(home, "agreement", tmp_path / "audit")
+    tuning = Tuning(8, everything=True, batch=4)
+
+    def converted(name, say):
+        asked = AskedToConvert(
+            tmp_path / "audit", tmp_path / name, heads=5, tuning=tuning, texts=home / "texts.txt"
+        )
+        convert(asked, say)
+        assert not (tmp_path / name / "tuning.safetensors").exists()
+        return AutoModel.from_pretrained(tmp_path / name).state_dict()
+
+    steps = []
+    monkeypatch.setattr("synthesizer.audit.tune.SAID_EVERY", 1)
+
+    def stop(text):
+        steps.append(text)
+        if text.startswith("tuning step 7"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converted("stopped", stop)
+    whole, resumed = converted("whole", print), converted("stopped", steps.append)
+    assert "going on from tuning step 6" in steps
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "Tuned for 8 steps after conversion: on held-out texts the distance" in card
+
+
+def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 1)
+    original, rows = load_model(str(home / "bare"), None), [Example((t,)) for t in sentences(8)]
+    with Hook(original) as hook:
+        hook.discover(inputs("bert"))
+        layers = hook.layers
+
+    def tuned(**options):
+        model = build_converted(original, layers, {0: HeadTables((0, 1), 12)})
+        return tune(original, model, tokenizer(), rows, 12, Tuning(**options), print, tmp_path)
+
+    tuned(steps=2)
+    with pytest.raises(UserError, match="is of a tuning with other options or texts"):
+        tuned(steps=3)
+    (tmp_path / "tuning.safetensors").write_bytes(b"half")
+    with pytest.raises(UserError, match="is damaged; delete it to tune from the beginning"):
+        tuned(steps=2)
+    (tmp_path / "tuning.safetensors").unlink()
+    with pytest.raises(UserError, match="the loss of tuning step 2 is nan; give a lower"):
+        tuned(steps=4, everything=True, rate=float("inf"))
+
+
+def test_a_causal_model_is_tuned_on_windows_of_its_texts():
+    """Its tokenizer has no padding token, and its texts begin with one of their own."""
+    original, plain = build("gpt2"), tokenizer()
+    plain.pad_token, plain.bos_token = None, "[CLS]"
+    with Hook(original) as hook:
+        hook.discover(inputs("gpt2"))
+        converted = build_converted(original, hook.layers, {0: HeadTables((0, 1, 2), 12)})
+    rows = [Example((text,)) for text in sentences(60)]
+    assert all(row["input_ids"][0] == 1 for row in tuning_rows(rows, original, plain, 12))
+    tuned = tune(original, converted, plain, rows, 12, Tuning(30, batch=4), print)
+    assert tuned.after < tuned.before
+    with pytest.raises(UserError, match="shorter than one window of 12 tokens"):
+        tune(original, converted, plain, rows[:1], 12, Tuning(1), print)
 
 
 def test_the_page_stands_alone(home, tmp_path):
@@ -245,6 +325,10 @@ ERRORS = {
     "keep": (
         ["masked", "texts.txt", "--keep", "2"],
         "--keep is 2.0; give the share of quality to keep, as in 0.99",
+    ),
+    "timed too long": (
+        ["masked", "texts.txt", "--length", "99"],
+        "--length is 99 and the model has positions for 16 tokens; give at most 16",
     ),
     "no data": (["masked", "empty.txt"], "{home}/empty.txt holds no rows; expected texts"),
     "no model": (["nowhere", "texts.txt"], "cannot load a model from {home}/nowhere ("),

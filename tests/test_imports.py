@@ -29,7 +29,15 @@ MAY_IMPORT = {
         "study.tune",
     },
     "benchmark": {"attention", "models", "training.meter", "report"},
-    "audit": {"models", "experiment", "data", "metrics", "report", "benchmark.clock"},
+    "audit": {
+        "models",
+        "experiment",
+        "data",
+        "metrics",
+        "training.checkpoint",
+        "report",
+        "benchmark.clock",
+    },
 }
 NO_TORCH = {"errors", "sizes", "spec", "experiment", "metrics", "report", "cli"}
 EDGE = {"cli", "fast"}  # the command line imports anything; nothing imports it

@@ -33,6 +33,9 @@ def audit(
     table: Annotated[
         str, typer.Option(help="relative (by distance) or random (by position).")
     ] = "relative",
+    length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Time texts of this length; repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the split and the control.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the audit goes.")] = Path("audit"),
 ) -> None:
@@ -58,6 +61,7 @@ def audit(
         rankings=rankings,
         steps=steps,
         table=table,
+        lengths=tuple(length or ()),
         seed=seed,
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
@@ -75,6 +79,9 @@ def convert(
     ] = None,
     tune: Annotated[int, typer.Option(min=0, help="Steps that fit tables to the original.")] = 0,
     tune_all: Annotated[bool, typer.Option("--tune-all", help="Fit all weights.")] = False,
+    tune_rate: Annotated[
+        float, typer.Option(min=0, help="Learning rate of --tune-all's weights.")
+    ] = 3e-4,
     texts: Annotated[Path | None, typer.Option(help="Unlabelled texts for --tune.")] = None,
 ) -> None:
     """Write a model in which replaced heads have no query and no key projection.
@@ -87,7 +94,7 @@ def convert(
     from synthesizer.audit.tune import Tuning
 
     command = shlex.join(["synthesizer", *sys.argv[1:]])
-    tuning = Tuning(tune, everything=tune_all) if tune else None
+    tuning = Tuning(tune, everything=tune_all, rate=tune_rate) if tune else None
     asked = Asked(path, out, heads, keep, tuning, texts, command)
     count = write(asked, say_aside)
     say(f"{count} heads replaced: {out}")

@@ -166,16 +166,13 @@ def encode(
 ) -> Examples:
     """Tokens in batches of similar length; of windows and of rows, the first `limit`."""
     if metric == "loss" and _is_causal(model):
-        rows, num_cut = _windows(examples, tokenizer, max_len)[:limit], 0
-        examples = []
+        rows, num_cut = _windows(examples, tokenizer, max_len, limit), 0
+        examples = [Example((tokenizer.decode(row["input_ids"]),)) for row in rows]
     else:
         examples = examples[:limit]
         rows, num_cut = _rows(examples, metric, model, tokenizer, max_len)
     if not rows:
-        raise UserError(
-            f"the texts are shorter than one window of {max_len} tokens; give more text, or a "
-            "smaller --max-len"
-        )
+        raise _too_short(max_len)
     targets = [example.target for example in examples]
     if metric == "accuracy":
         targets = [_class_number(target, model.config) for target in targets]
@@ -185,11 +182,34 @@ def encode(
     chosen: list[int] = []
     for place in order:
         if chosen and lengths[place] * (len(chosen) + 1) > _BATCH_TOKENS:
-            batches.append((chosen, _pad([rows[i] for i in chosen], tokenizer)))
+            batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
             chosen = []
         chosen.append(place)
-    batches.append((chosen, _pad([rows[i] for i in chosen], tokenizer)))
+    batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
     return Examples(metric, batches, targets, num_cut, [example.texts for example in examples])
+
+
+def tuning_rows(
+    examples: Sequence[Example],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    max_len: int,
+) -> list[dict[str, list[int]]]:
+    """Every text as a row of its own, cut at max_len; of a causal language model, windows."""
+    alone = [Example((text,)) for example in examples for text in example.texts]
+    if not _is_causal(model):
+        return _rows(alone, "agreement", model, tokenizer, max_len)[0]
+    windows = _windows(alone, tokenizer, max_len, None)
+    if not windows:
+        raise _too_short(max_len)
+    return [{"input_ids": row["input_ids"]} for row in windows]
+
+
+def _too_short(max_len: int) -> UserError:
+    return UserError(
+        f"the texts are shorter than one window of {max_len} tokens; give more text, or a "
+        "smaller --max-len"
+    )
 
 
 def _is_causal(model: PreTrainedModel) -> bool:
@@ -198,16 +218,21 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 
 def _windows(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_len: int
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    max_len: int,
+    limit: int | None,
 ) -> list[dict[str, list[int]]]:
     """One stream of all texts, cut into windows that each begin as the model's texts do."""
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     stream: list[int] = []
     for example in examples:
+        if limit is not None and len(stream) >= limit * max_len:
+            break
         text = example.texts[0] if example.texts[0].endswith("\n") else example.texts[0] + "\n"
         stream += tokenizer(text, add_special_tokens=False)["input_ids"]
     size = max_len - len(start)
-    cuts = range(0, len(stream) - size + 1, size)
+    cuts = range(0, len(stream) - size + 1, size)[:limit]
     return [
         {"input_ids": ids, "labels": ids} for ids in (start + stream[c : c + size] for c in cuts)
     ]
@@ -265,7 +290,8 @@ def _masked(
     }
 
 
-def _pad(rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
+def pad(rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
+    """One batch of rows, padded on the right."""
     fill = {"input_ids": tokenizer.pad_token_id or 0, "labels": IGNORED}
     for row in rows:
         row.setdefault("attention_mask", [1] * len(row["input_ids"]))

@@ -171,23 +171,24 @@ def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
 
 
 def _speed(record: Record) -> str:
-    names = list(dict.fromkeys(row["model"] for row in record["speed"]))
+    counts = sorted({row["replaced"] for row in record["speed"]})
     lengths = sorted({row["length"] for row in record["speed"]})
-    found = {(row["length"], row["model"]): row["ms"] for row in record["speed"]}
+    found = {(row["length"], row["replaced"]): row["ms"] for row in record["speed"]}
     rows = [
         [
-            f"{length} tokens",
+            f"{count}" if count else "none: the original",
             *(
-                f"{found[length, name]:.1f} ms"
-                + (f"\n{found[length, names[0]] / found[length, name]:.2f} x" if place else "")
-                for place, name in enumerate(names)
+                f"{found[n, count]:.1f} ms"
+                + (f"\n{found[n, 0] / found[n, count]:.2f} x" if count else "")
+                for n in lengths
             ),
         ]
-        for length in lengths
+        for count in counts
     ]
     return table(
-        ["length", *names], rows, caption="A forward pass of about 2,048 tokens on one CPU thread, "
-        "best of five rounds in turn; unpadded."
+        ["heads replaced", *(f"{length} tokens" for length in lengths)], rows,
+        caption=f"A forward pass of {record['speed'][0]['tokens']:,} tokens on one CPU thread, "
+        "unpadded, best of three rounds in turn, and how many times as fast as the original.",
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from synthesizer.audit.load import (
 )
 from synthesizer.audit.page import audit_page
 from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
-from synthesizer.audit.size import measure_speed, size_with
+from synthesizer.audit.size import LENGTHS, measure_speed, size_with
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import write_atomically
 from synthesizer.models.tables import KINDS
@@ -68,6 +68,7 @@ class Asked:
     steps: int = 12  # of the curve
     rankings: int = 3  # how often the ranking is measured
     table: str = "relative"
+    lengths: tuple[int, ...] = ()  # of timed texts
     seed: int = 0
     command: str = ""
 
@@ -79,7 +80,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     tokenizer = load_tokenizer(asked.model)
     metric = asked.metric or guess_metric(model)
     check_metric(metric, model)
-    max_len = _max_len(asked, model)
+    max_len, lengths = _max_len(asked, model), _lengths(asked, model)
     fitting, judging = _split(asked, metric)
     fit, rank, judge = (
         encode(rows, metric, model, tokenizer, max_len, limit)
@@ -119,7 +120,8 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         "sentence": sentence(best, len(order), margin, metric),
     }
     record["sizes"] = sizes(record)
-    record["speed"] = _speeds(model, record, auditor)
+    say("timing forward passes")
+    record["speed"] = _speeds(model, record, auditor, lengths)
     _write(asked.out, record, averages, asked.table)
     return record
 
@@ -135,17 +137,32 @@ def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
     return [asdict(size) for size in found]
 
 
-def _speeds(model: PreTrainedModel, record: dict[str, Any], auditor: Auditor) -> list[Any]:
-    """Time the original beside the model of the answer and the one without any dot product."""
-    models = {"original": model}
+def _speeds(
+    model: PreTrainedModel, record: dict[str, Any], auditor: Auditor, lengths: list[int]
+) -> list[Any]:
+    """Time the original beside models along the curve: thirds of it, and the answer."""
+    models, total = {0: model}, len(record["order"])
+    counts = {total // 3, 2 * total // 3, record["answer"]["replaced"], total} - {0}
     try:
-        for count in sorted({record["answer"]["replaced"], len(record["order"])} - {0}):
+        for count in sorted(counts if lengths else ()):
             tables = auditor.tables(record["order"][:count])
-            models[f"{count} heads replaced"] = build_converted(model, auditor.hook.layers, tables)
+            models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
     except UserError:  # an architecture that can be audited and not converted
         return []
     model.set_attn_implementation("sdpa")
-    return measure_speed(models, num_positions(model) or LONGEST)
+    return measure_speed(models, lengths)
+
+
+def _lengths(asked: Asked, model: PreTrainedModel) -> list[int]:
+    """The lengths to time: the user's, or those of LENGTHS that the model has positions for."""
+    limit = num_positions(model)
+    longer = [length for length in asked.lengths if limit is not None and length > limit]
+    if longer:
+        raise UserError(
+            f"--length is {longer[0]} and the model has positions for {limit} tokens; "
+            f"give at most {limit}"
+        )
+    return [n for n in asked.lengths or LENGTHS if n <= (limit or LONGEST) or asked.lengths]
 
 
 def _check(asked: Asked) -> None:

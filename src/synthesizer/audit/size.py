@@ -12,9 +12,10 @@ from synthesizer.audit.hook import Layer
 from synthesizer.benchmark.clock import Timing, time_in_turn
 from synthesizer.models.converted import kept_keys
 
-LENGTHS = (64, 256, 512)
-BATCH_TOKENS = 2048  # of a timed pass
-ROUNDS = 5
+LENGTHS = (64, 256, 512)  # timed where the user names none
+MOST_TOKENS = 2048  # of a timed pass
+MOST_WORK = 5e10  # its tokens times the model's parameters: large models are timed on fewer
+ROUNDS = 3
 _FLOAT = 4  # bytes
 
 
@@ -45,20 +46,25 @@ def size_with(
     return Size(parameters, flops, cache)
 
 
-def measure_speed(models: Mapping[str, PreTrainedModel], longest: int) -> list[dict[str, Any]]:
+def measure_speed(
+    models: Mapping[int, PreTrainedModel], lengths: Iterable[int]
+) -> list[dict[str, Any]]:
     """Milliseconds of a forward pass at several lengths, all models in turn, best of ROUNDS.
 
-    Texts are unpadded and their tokens random: neither changes what is computed.
+    Models are named by how many of their heads are replaced. Texts are unpadded and their tokens
+    random: neither changes what is computed.
     """
     rows = []
-    vocabulary = next(iter(models.values())).config.get_text_config().vocab_size
-    for length in (length for length in LENGTHS if length <= longest):
-        ids = torch.randint(vocabulary, (max(1, BATCH_TOKENS // length), length))
+    original = models[0]
+    vocabulary = original.config.get_text_config().vocab_size
+    tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in original.parameters()))
+    for length in lengths:
+        ids = torch.randint(vocabulary, (max(1, int(tokens) // length), length))
         works = [partial(_forward, model, ids) for model in models.values()]
         rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
-        for name, seconds in zip(models, zip(*rounds, strict=True), strict=True):
-            timing = Timing(seconds)
-            rows.append({"length": length, "model": name, "ms": 1000 * timing.best})
+        for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
+            best = 1000 * Timing(seconds).best
+            rows.append({"length": length, "tokens": ids.numel(), "replaced": replaced, "ms": best})
     return rows
 
 

@@ -2,11 +2,15 @@
 
 First the states after every layer are brought near the original's, then its outputs: what a table
 gets wrong in one layer is corrected there before later layers learn to make up for it.
+
+A step depends on its number alone, so that a tuning which was stopped goes on from its newest
+checkpoint and ends with the same weights. Some texts are held out, to say how near it came.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +18,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.cost import Say
-from synthesizer.audit.examples import Example
+from synthesizer.audit.examples import Example, pad, tuning_rows
 from synthesizer.errors import UserError
+from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
-SAID_EVERY = 20  # steps
+CHECKPOINT = "tuning.safetensors"
+SAVED_EVERY = 100  # steps
+SAID_EVERY = 20
+WARMUP = 0.05  # of the steps: rates rise, then fall linearly to zero
+POOL = 16  # batches whose texts are sorted by length, so that little is padding
+HELD_OUT = 64  # texts at most, and a twentieth of all
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,17 @@ class Tuning:
     everything: bool = False  # all weights, not the tables alone
     batch: int = 32  # texts
     table_rate: float = 0.03
-    rate: float = 5e-5  # of the other weights
+    rate: float = 3e-4  # of the other weights
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The loss of every step, and how far outputs are from the original's on held-out texts."""
+
+    losses: list[float]
+    before: float
+    after: float
 
 
 def tune(
@@ -40,26 +59,32 @@ def tune(
     max_len: int,
     tuning: Tuning,
     say: Say,
-) -> list[float]:
-    """Train in place; the loss of every step is returned."""
+    folder: Path | None = None,
+) -> Tuned:
+    """Train in place; a folder, if given, holds a checkpoint until the caller removes it."""
     if original.config.is_encoder_decoder:
-        raise UserError("--tune works on encoders and decoders, not on an encoder-decoder yet")
+        raise UserError("--tune works on encoders and decoders, not on an encoder-decoder")
+    rows = tuning_rows(examples, original, tokenizer, max_len)
+    rows = random.Random(tuning.seed).sample(rows, len(rows))
+    count = min(HELD_OUT, len(rows) // 20)
+    held_out, rows = rows[:count], rows[count:]
     original.set_attn_implementation("sdpa")
-    optimizer = _optimizer(converted, tuning)
-    batches = _batches([text for e in examples for text in e.texts], tokenizer, max_len, tuning)
-    losses = []
     converted.eval()  # no dropout: the original's outputs have none
-    for step in range(1, tuning.steps + 1):
+    optimizer = _optimizer(converted, tuning)
+    before = _held_out_distance(original, converted, tokenizer, held_out)
+    facts = {**asdict(tuning), "rows": len(rows), "before": before}
+    losses = _resume(folder, converted, optimizer, facts, say)
+    batches = _Batches(rows, tuning)
+    for step in range(len(losses) + 1, tuning.steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = group["start"] * (1 - (step - 1) / tuning.steps)
-        inputs = next(batches)
-        with torch.no_grad():
-            theirs = original(**inputs, output_hidden_states=True)
-        ours = converted(**inputs, output_hidden_states=True)
-        by_layer = step <= tuning.steps // 2
-        loss = _distance(ours, theirs, inputs["attention_mask"].bool(), by_layer=by_layer)
+            group["lr"] = group["peak"] * _share(step, tuning.steps)
+        inputs = pad(batches[step - 1], tokenizer)
+        loss = _loss(original, converted, inputs, by_layer=step <= tuning.steps // 3)
         if not torch.isfinite(loss):
-            raise UserError(f"the loss of tuning step {step} is {loss.item()}; lower the rate")
+            raise UserError(
+                f"the loss of tuning step {step} is {loss.item()}; give a lower --tune-rate than "
+                f"{tuning.rate}"
+            )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(converted.parameters(), 1.0)
@@ -67,7 +92,18 @@ def tune(
         losses.append(loss.item())
         if step % SAID_EVERY == 0 or step == tuning.steps:
             say(f"tuning step {step} of {tuning.steps}: loss {losses[-1]:.4f}")
-    return losses
+        if folder is not None and step % SAVED_EVERY == 0 and step < tuning.steps:
+            _save(folder, converted, optimizer, {**facts, "losses": losses})
+    after = _held_out_distance(original, converted, tokenizer, held_out)
+    if held_out:
+        say(f"distance from the original on {count} held-out texts: {before:.4f} to {after:.4f}")
+    return Tuned(losses, before, after)
+
+
+def _share(step: int, steps: int) -> float:
+    """Of the peak rate."""
+    rising = max(1, round(WARMUP * steps))
+    return step / rising if step < rising else (steps - step + 1) / (steps - rising + 1)
 
 
 def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
@@ -76,33 +112,112 @@ def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
     others = [p for p in model.parameters() if id(p) not in chosen]
     for parameter in others:
         parameter.requires_grad_(tuning.everything)
-    groups = [{"params": tables, "lr": tuning.table_rate, "start": tuning.table_rate}]
+    groups = [{"params": tables, "lr": tuning.table_rate, "peak": tuning.table_rate}]
     if tuning.everything:
-        groups.append({"params": others, "lr": tuning.rate, "start": tuning.rate})
+        groups.append({"params": others, "lr": tuning.rate, "peak": tuning.rate})
     return torch.optim.AdamW(groups, weight_decay=0.0)
 
 
-def _batches(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, max_len: int, tuning: Tuning
-) -> Iterator[dict[str, Tensor]]:
-    """Texts in random order, again and again."""
-    generator = random.Random(tuning.seed)
-    while True:
-        order = generator.sample(texts, len(texts))
-        for start in range(0, len(order), tuning.batch):
-            yield dict(
-                tokenizer(
-                    order[start : start + tuning.batch],
-                    padding=True,
-                    truncation=True,
-                    max_length=max_len,
-                    return_tensors="pt",
-                )
+class _Batches:
+    """The rows of every step: all once, in random order, then again; similar lengths together."""
+
+    def __init__(self, rows: Sequence[dict[str, list[int]]], tuning: Tuning) -> None:
+        self.rows, self.size, self.seed = rows, tuning.batch, tuning.seed
+        self.per_epoch = -(-len(rows) // tuning.batch)
+        self.epoch, self.batches = -1, list[list[int]]()
+
+    def __getitem__(self, step: int) -> list[dict[str, list[int]]]:
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self.epoch:
+            self.epoch, self.batches = epoch, list(self._ordered(epoch))
+        return [dict(self.rows[row]) for row in self.batches[place]]
+
+    def _ordered(self, epoch: int) -> Iterator[list[int]]:
+        generator = random.Random(f"{self.seed} {epoch}")
+        order = generator.sample(range(len(self.rows)), len(self.rows))
+        batches = []
+        for start in range(0, len(order), POOL * self.size):
+            pool = sorted(
+                order[start : start + POOL * self.size],
+                key=lambda row: len(self.rows[row]["input_ids"]),
             )
+            batches += [pool[at : at + self.size] for at in range(0, len(pool), self.size)]
+        generator.shuffle(batches)
+        return iter(batches)
+
+
+def _save(
+    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
+) -> None:
+    """Weights and the optimizer's state, in one atomic file."""
+    tensors = {f"weights/{name}": p.detach() for name, p in model.named_parameters()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
+    write_checkpoint(folder / CHECKPOINT, Checkpoint(tensors, dict(facts)))
+
+
+def _resume(
+    folder: Path | None,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    facts: Mapping[str, Any],
+    say: Say,
+) -> list[float]:
+    """Go back to the newest checkpoint, if there is one; the losses so far are returned."""
+    if folder is None or not (folder / CHECKPOINT).exists():
+        return []
+    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    if checkpoint is None:
+        raise UserError(f"{folder / CHECKPOINT} is damaged; delete it to tune from the beginning")
+    meta = dict(checkpoint.meta)
+    losses: list[float] = meta.pop("losses")
+    if meta != facts:
+        raise UserError(
+            f"{folder / CHECKPOINT} is of a tuning with other options or texts; repeat those, or "
+            "name another --out"
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(checkpoint.tensors[f"weights/{name}"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in checkpoint.part("optimizer/").items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    say(f"going on from tuning step {len(losses)}")
+    return losses
+
+
+@torch.no_grad()
+def _held_out_distance(
+    original: PreTrainedModel,
+    converted: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[dict[str, list[int]]],
+) -> float:
+    if not rows:
+        return 0.0
+    inputs = pad([dict(row) for row in rows], tokenizer)
+    return _loss(original, converted, inputs, by_layer=False).item()
+
+
+def _loss(
+    original: PreTrainedModel, converted: PreTrainedModel, inputs: dict[str, Tensor], *,
+    by_layer: bool,
+) -> Tensor:  # fmt: skip
+    with torch.no_grad():
+        theirs = original(**inputs, output_hidden_states=True)
+    ours = converted(**inputs, output_hidden_states=True)
+    return _distance(ours, theirs, inputs["attention_mask"].bool(), by_layer=by_layer)
 
 
 def _distance(ours: Any, theirs: Any, real: Tensor, *, by_layer: bool) -> Tensor:  # noqa: ANN401
-    """Of states after every layer, or of outputs, as a share of the original's variance."""
+    """Of states after every layer, or of outputs.
+
+    Logits are compared by Kullback-Leibler divergence. Embeddings by their states, as a share of
+    the original's variance, by the cosine of their means, and by the cosines among all texts of
+    the batch: what similarities are ranked by.
+    """
     if not by_layer and "logits" in theirs:
         now, then = ours.logits.log_softmax(-1), theirs.logits.log_softmax(-1)
         apart = (then.exp() * (then - now)).sum(-1)
@@ -110,7 +225,13 @@ def _distance(ours: Any, theirs: Any, real: Tensor, *, by_layer: bool) -> Tensor
     pairs = list(zip(ours.hidden_states, theirs.hidden_states, strict=True))[1:]
     pairs = pairs if by_layer else pairs[-1:]
     terms = [((now - then)[real] ** 2).mean() / then[real].var() for now, then in pairs]
-    if not by_layer:  # what embeddings are compared by
-        now, then = (torch.einsum("btd,bt->bd", each, real.to(each.dtype)) for each in pairs[-1])
-        terms.append(1 - torch.cosine_similarity(now, then).mean())
+    if by_layer:
+        return torch.stack(terms).mean()
+    now, then = (
+        torch.nn.functional.normalize(torch.einsum("btd,bt->bd", each, real.to(each.dtype)), dim=-1)
+        for each in pairs[-1]
+    )
+    terms.append(1 - (now * then).sum(-1).mean())
+    among = now @ now.mT - then @ then.mT  # cosines of all pairs of texts
+    terms.append(10 * (among**2).mean())  # of about 0.1 each, where the other terms are near 1
     return torch.stack(terms).mean()
