@@ -125,7 +125,7 @@ def test_a_model_without_the_interface_is_refused():
         Hook(MPNetModel(config))
     assert str(error.value) == (
         "MPNetModel computes attention in its own code, not through transformers' attention "
-        "interface, so its heads cannot be reached; audit another architecture"
+        "interface, so its heads cannot be reached; choose another architecture"
     )
 
 

@@ -27,7 +27,7 @@ def encoder(batch_first=True, norm_first=False):
 PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 
 
-@pytest.mark.parametrize("spec", ["dot", "random+dot"])
+@pytest.mark.parametrize("spec", ["dot", "random+dot", "dot@1|relative+dot@2"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
@@ -113,6 +113,51 @@ def test_attention_to_something_else_and_long_sequences_are_refused():
         holder[0](x, x.clone(), x)
     with pytest.raises(UserError, match="a sequence of 6 tokens met attention built for max_len=4"):
         holder[0](*[torch.randn(6, 2, D)] * 3)
+
+
+STARTS = ["relative+dot", "dense+dot", "factorized_random:k=2+dot", "factorized_dense+dot+random"]
+
+
+@pytest.mark.parametrize("spec", STARTS)
+def test_other_parts_start_at_zero_and_learn(spec):
+    model, x = encoder(), torch.randn(2, 5, D).double()
+    before = model(x)
+    replace_attention(model, spec, max_len=8)
+    after = model(x)
+    torch.testing.assert_close(after, before)
+    after.square().sum().backward()
+    parts = [p for p in model.layers[0].self_attn.synthesis.parts if not hasattr(p, "wq")]
+    assert all(any(w.grad.abs().sum() > 0 for w in part.parameters()) for part in parts)
+
+
+def test_heads_of_a_group_keep_their_dot_product():
+    model, x = encoder(), torch.randn(2, 5, D).double()
+    old = model.layers[0].self_attn
+    before = old(x, x, x, average_attn_weights=False)[1]
+    replace_attention(model, "random@1|dot@2", max_len=8)
+    after = model.layers[0].self_attn(x, x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(after[:, 1:], before[:, 1:])
+    assert not torch.allclose(after[:, :1], before[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("fixed_random+dot", "FixedRandom in synthesis 'fixed_random+dot' cannot start at zero"),
+        ("dot+dot", "synthesis 'dot+dot' holds 2 dot products in one mixture"),
+        ("relative:sinks=2", "synthesis 'relative:sinks=2' gives the last token a logit"),
+    ],
+)
+def test_what_cannot_start_there_is_refused(spec, text):
+    with pytest.raises(UserError) as error:
+        replace_attention(encoder(), spec, max_len=8)
+    assert str(error.value).startswith(text)
+
+
+def test_relative_attention_takes_longer_sequences():
+    model = encoder()
+    replace_attention(model, "relative+dot", max_len=4)
+    assert model(torch.randn(2, 9, D).double()).shape == (2, 9, D)
 
 
 def test_fresh_attention_is_drawn_anew():

@@ -135,7 +135,7 @@ _VARIANTS = {
         Variant(
             "relative",
             "",
-            "B[i,j] = r[j - i], and one logit for the first token: a sink.",
+            "B[i,j] = r[j - i], clipped at N - 1, and one logit for the first token: a sink.",
             "2 H N",
             depends_on_input=False,
             depends_on_pairs=False,

@@ -1,5 +1,6 @@
 """What every synthesizing function is built from and is: its size, and its base class."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,6 +52,8 @@ class Synthesis(nn.Module):
     depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
     depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
     d_keys: int = 0  # the width of what keys(x) returns
+    any_length: bool | None = False  # True: also past max_len; None: it reads no positions
+    has_last: bool = False  # True: the last token has logits of its own, from last_column
 
     def keys(self, x: Tensor) -> Tensor | None:
         """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
@@ -60,6 +63,15 @@ class Synthesis(nn.Module):
         """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
         return keys
 
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        """What to add to forward's logits at the last token, (B or 1, H, T, S); None: nothing.
+
+        is_last (S,) or (B, S) is True at the last real token, which positions alone do not tell.
+        """
+        return None
+
     def reset_parameters(self) -> None:
         """Initialize every parameter and buffer of this module's own."""
         raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
@@ -67,3 +79,9 @@ class Synthesis(nn.Module):
     def resize(self, max_len: int) -> None:
         """Grow or crop to another max_len."""
         raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")
+
+
+def joint_length(parts: Iterable[Synthesis]) -> bool | None:
+    """Whether logits made of several parts exist past max_len: where none of them forbids it."""
+    said = {part.any_length for part in parts}
+    return None if said == {None} else False not in said

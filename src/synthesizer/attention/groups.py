@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.base import Synthesis
+from synthesizer.attention.base import Synthesis, joint_length
 from synthesizer.errors import UserError
 
 
@@ -27,6 +27,8 @@ class Grouped(Synthesis):
         self.d_keys = max(widths, default=0)
         self.depends_on_input = any(group.depends_on_input for group in groups)
         self.depends_on_pairs = any(group.depends_on_pairs for group in groups)
+        self.any_length = joint_length(groups)
+        self.has_last = any(group.has_last for group in groups)
 
     def reset_parameters(self) -> None:
         """Every group initializes its own."""
@@ -59,6 +61,19 @@ class Grouped(Synthesis):
         each = [group(x, kept, positions, key_positions) for group, kept in parts]
         batch = max((logits.shape[0] for logits in each), key=lambda size: size != 1)
         return torch.cat([logits.expand(batch, -1, -1, -1) for logits in each], dim=1)
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor:
+        given = (x, positions, key_positions, is_last)
+        shape = (positions.shape[-1], key_positions.shape[-1])
+        each = [
+            column if (column := group.last_column(*given)) is not None
+            else x.new_zeros(()).expand(1, count, *shape)
+            for group, count in zip(self.groups, self.heads, strict=True)
+        ]  # fmt: skip
+        batch = max(column.shape[0] for column in each)
+        return torch.cat([column.expand(batch, -1, -1, -1) for column in each], dim=1)
 
     def resize(self, max_len: int) -> None:
         for group in self.groups:

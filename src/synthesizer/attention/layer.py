@@ -103,6 +103,8 @@ class TokenMixer(nn.Module):
     ) -> Tensor:
         return self.mix(x, Inputs(attention_mask, position_ids, bias, cache))
 
+    any_length: bool | None = False  # as Synthesis has it
+
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         raise NotImplementedError
@@ -152,6 +154,12 @@ class SyntheticAttention(TokenMixer):
             for dot in dots:
                 dot.rotary = Rotary(rotary, self.size.d_head)
         self.turns = bool(dots) and rotary is not None
+        self.any_length = self.synthesis.any_length
+        if causal and self.synthesis.has_last:
+            raise UserError(
+                f"synthesis {synthesis!r} gives the last token a logit of its own, and causal "
+                "attention has another last token at each step; use relative"
+            )
         self.causal = causal
         self.window = window
         self.dropout = dropout
@@ -179,7 +187,8 @@ class SyntheticAttention(TokenMixer):
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
         call = self._call(x, Inputs(position_ids=position_ids))
         positions = locate(None, position_ids, x.shape[1], x.device)
-        return self.synthesis(x, call.keys, positions, positions)
+        logits = self.synthesis(x, call.keys, positions, positions)
+        return logits if call.bias is None else logits + call.bias
 
     def _call(self, x: Tensor, inputs: Inputs) -> fast.Call:
         """Keys and values of all tokens that x may attend to, with their mask and positions."""
@@ -191,7 +200,8 @@ class SyntheticAttention(TokenMixer):
         )
         num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[-2]
         size = self.size
-        check_inputs(x, size.d_model, size.max_len, num_keys, mask, positions)
+        limit = None if self.any_length else size.max_len
+        check_inputs(x, size.d_model, limit, num_keys, mask, positions)
         mask = None if mask is None else mask.bool()
         keys, values = self.synthesis.keys(x), split_heads(self.value(x), size.num_heads)
         source, here = None, None
@@ -205,6 +215,8 @@ class SyntheticAttention(TokenMixer):
                 source = EXPLICIT
             if self.window is not None and values.shape[2] > self.window:
                 _trim(cache, mask, keys, values, self.window)
+        if self.synthesis.has_last:
+            bias = self._with_last(x, mask, positions, bias, values.shape[2])
         return fast.Call(
             x,
             keys,
@@ -219,6 +231,19 @@ class SyntheticAttention(TokenMixer):
             dropout=self.dropout if self.training else 0.0,
             frozen=self.frozen,
         )
+
+    def _with_last(
+        self, x: Tensor, mask: Tensor | None, position_ids: Tensor | None, bias: Tensor | None,
+        num_keys: int,
+    ) -> Tensor | None:  # fmt: skip
+        """The bias, and what the last token's own logits add to it."""
+        key_positions = locate(mask, position_ids, num_keys, x.device)
+        positions = key_positions[..., num_keys - x.shape[1] :]
+        is_last = torch.arange(num_keys, device=x.device) == (
+            num_keys - 1 if mask is None else last_real(mask, num_keys, 1, x.device)
+        )
+        column = self.synthesis.last_column(x, positions, key_positions, is_last)
+        return column if bias is None or column is None else bias + column
 
     def _attend(self, call: fast.Call) -> tuple[Tensor, Tensor]:
         weights = self._weights(call)

@@ -8,29 +8,54 @@ from torch import Tensor, nn
 
 from synthesizer.attention.base import Size, Synthesis
 from synthesizer.attention.reading import empty
+from synthesizer.errors import UserError
 
 
 class Relative(Synthesis):
-    """B[i,j] = r[j - i], and one logit for the first token: a sink."""
+    """B[i,j] = r[j - i], clipped at N - 1, and one logit for the first token: a sink.
 
-    tables = ("offsets", "first")
+    sinks   1, or 2: the last real token has a logit, too (not in causal attention, where every
+            step has another last token)
+
+    A longer sequence than max_len reads the ends of r.
+    """
+
+    tables = ("offsets", "first", "last")
     depends_on_input = False
+    any_length = True
 
-    def __init__(self, size: Size, *, std: float = 0.02) -> None:
+    def __init__(self, size: Size, *, std: float = 0.02, sinks: int = 1) -> None:
         super().__init__()
-        self.std = std
+        if sinks not in (1, 2):
+            raise UserError(
+                f"relative:sinks={sinks}; choose 1 (the first token) or 2 (the first and the last)"
+            )
+        self.std, self.sinks, self.has_last = std, sinks, sinks == 2
         self.offsets = empty(size.num_heads, 2 * size.max_len - 1)  # (H, 2N - 1), j - i = 1 - N ...
         self.first = empty(size.num_heads, 1)  # (H, 1)
+        self.last = empty(size.num_heads, 1) if self.has_last else None  # (H, 1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start near zero, as Random does."""
         nn.init.normal_(self.offsets, std=self.std)
         nn.init.normal_(self.first, std=self.std)
+        if self.last is not None:
+            nn.init.normal_(self.last, std=self.std)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         distance = key_positions[..., None, :] - positions[..., :, None]
         return relative_logits(self.offsets, self.first, distance, key_positions == 0, None)
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        """last - B[i,j] where j is the last token, so that it has the logit `last` there."""
+        if self.last is None:
+            return None
+        at = is_last[:, None, None] if is_last.dim() == 2 else is_last
+        instead = self.last[:, :, None] - self(x, None, positions, key_positions)
+        return torch.where(at, instead, 0.0)
 
     def resize(self, max_len: int) -> None:
         """Farther distances begin where the farthest known one is, which they read until now."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from synthesizer.attention.base import Size as Size
 from synthesizer.attention.base import Synthesis as Synthesis
+from synthesizer.attention.base import joint_length
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.reading import (
     draw_weight,
@@ -59,6 +60,7 @@ class DotProduct(Synthesis):
 
     weights = ("wq", "wk")
     depends_on_pairs = True
+    any_length = None
     rotary: Rotary | None = None
 
     def __init__(self, size: Size) -> None:
@@ -260,6 +262,8 @@ class Mixture(Synthesis):
         self.d_keys = sum(self.widths)
         self.depends_on_input = any(part.depends_on_input for part in parts)
         self.depends_on_pairs = any(part.depends_on_pairs for part in parts)
+        self.any_length = joint_length(parts)
+        self.has_last = any(part.has_last for part in parts)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -289,6 +293,16 @@ class Mixture(Synthesis):
             for alpha, part, kept in zip(alphas, self.parts, split, strict=True)
         ]
         return sum(logits[1:], start=logits[0])
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        columns = [
+            alpha[:, None, None] * column
+            for alpha, part in zip(self.alphas().unbind(-1), self.parts, strict=True)
+            if (column := part.last_column(x, positions, key_positions, is_last)) is not None
+        ]
+        return sum(columns[1:], start=columns[0]) if columns else None
 
     def resize(self, max_len: int) -> None:
         for part in self.parts:

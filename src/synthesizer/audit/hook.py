@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from synthesizer.errors import UserError
-from synthesizer.models.interface import own_attention
+from synthesizer.models.interface import own_attention, require_interface
 from synthesizer.models.tables import HeadTables
 
 NAME = "synthesizer_audit"
@@ -123,15 +123,6 @@ class Hook:
 
     def _restart(self, *_: object) -> None:
         self._calls = 0
-
-
-def require_interface(model: PreTrainedModel) -> None:
-    """Refuse a model whose attention cannot be reached."""
-    if not model._can_set_attn_implementation():
-        raise UserError(
-            f"{type(model).__name__} computes attention in its own code, not through transformers' "
-            "attention interface, so its heads cannot be reached; audit another architecture"
-        )
 
 
 _active: Hook | None = None

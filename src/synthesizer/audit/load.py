@@ -7,8 +7,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
-from synthesizer.audit.hook import require_interface
 from synthesizer.errors import UserError
+from synthesizer.models.interface import require_interface
 
 
 def load_model(name: str, metric: str | None) -> PreTrainedModel:

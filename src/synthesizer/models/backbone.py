@@ -207,7 +207,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         wanted: Wanted,
     ) -> Context:
         num_keys = past + x.shape[1]
-        if num_keys > stack.shape.max_len:
+        if num_keys > stack.shape.max_len and not stack.any_length:
             raise too_long(num_keys, stack.shape.max_len)
         if attention_mask is not None:
             check_mask(attention_mask, x.shape[0], num_keys)

@@ -24,9 +24,11 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
+from synthesizer.attention.replace import REPLACERS
 from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
 from synthesizer.models.interface import NAME
+from synthesizer.models.replace import put_logits, replace_in_pretrained
 from synthesizer.models.tables import HeadTables
 
 MODEL_TYPE = "synthesizer-converted"
@@ -113,11 +115,31 @@ def narrow(model: PreTrainedModel, replaced: Replaced) -> None:
     """Leave out the projections of replaced heads, and put tables there; weights are not kept."""
     base = model.base_model
     for name, facts in replaced.items():
-        attention: Any = base.get_submodule(name)
+        narrow_attention(base.get_submodule(name), facts)
+
+
+def narrow_attention(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """The same of one layer; where its facts hold a spec, its logits are synthesized."""
+    if facts["heads"]:
         _narrow_projections(attention, facts)
-        attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
-        attention.dot_heads = dot_heads(facts)
-        attention.dot_keys = [kept_keys(facts).index(h // _group(facts)) for h in dot_heads(facts)]
+    attention.dot_heads = dot_heads(facts)
+    if "spec" in facts:
+        put_logits(attention, facts)
+        return
+    attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
+    attention.dot_keys = [kept_keys(facts).index(h // _group(facts)) for h in dot_heads(facts)]
+
+
+def become_converted(model: PreTrainedModel, replaced: Replaced) -> None:
+    """Let a model whose layers were changed in place be its converted twin from now on."""
+    config: Any = model.config
+    if isinstance(model, Converted):
+        config.replaced = {**config.replaced, **replaced}
+        return
+    twin = converted_model(type(model))
+    config.original_model_type, config.replaced = config.model_type, dict(replaced)
+    config.__class__ = twin.config_class
+    model.__class__ = twin
 
 
 def narrowed_state(
@@ -151,12 +173,17 @@ def narrowed_state(
 def check_convertible(attention: nn.Module) -> None:
     """Refuse an attention whose projections have no layout that is known here."""
     names = dict(attention.named_children())
-    known = any(set(pair) <= set(names) for pair in SEPARATE) or FUSED in names
-    if not known or "sinks" in dict(attention.named_parameters(recurse=False)):
+    if not has_projections(attention) or "sinks" in dict(attention.named_parameters(recurse=False)):
         raise UserError(
             f"{type(attention).__name__} has {', '.join(names)} and no separate projections of "
             "queries and keys that heads could be left out of; audit works, convert does not"
         )
+
+
+def has_projections(module: nn.Module) -> bool:
+    """Whether a module holds projections of queries and keys in a layout that is known here."""
+    names = dict(module.named_children())
+    return any(set(pair) <= set(names) for pair in SEPARATE) or FUSED in names
 
 
 def drop_keys(model: PreTrainedModel, cache: Cache) -> None:
@@ -244,3 +271,4 @@ def _converted_model(original: Any, config_class: Any) -> Any:  # noqa: ANN401
 
 
 AutoConfig.register(MODEL_TYPE, ConvertedConfig, exist_ok=True)
+REPLACERS.append(replace_in_pretrained)

@@ -25,6 +25,7 @@ class SynthesizerGeneration:
     """Refuses what cannot be generated before the first token, and caches values only."""
 
     config: SynthesizerConfig
+    base_model: Any  # the backbone
 
     def _prepare_cache_for_generation(
         self,
@@ -68,6 +69,8 @@ class SynthesizerGeneration:
 
     def _check_length(self, length: int) -> None:
         """Refuse prompt + new tokens over max_len; a start token does not count."""
+        if self.base_model.decoder.any_length:
+            return
         seq2seq = self.config.is_encoder_decoder
         name = "decoder_max_len" if seq2seq else "max_len"
         limit, wanted = getattr(self.config, name), length - 1 if seq2seq else length

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -33,6 +33,13 @@ def attend(
     tables = getattr(module, "tables", None)
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+    synthesized = getattr(module, "synthesized", None)
+    if synthesized is not None:
+        dropout = options.pop("dropout", None) or 0.0
+        facts = {"causal": causal, "dropout": dropout, "options": options}
+        return cast(
+            "tuple[Tensor, Tensor]", synthesized(query, key, value, attention_mask, **facts)
+        )
     if tables is None:
         if options.get("softcap") is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -79,6 +86,15 @@ def mask_of(
             begins = attention_mask.to(torch.uint8).argmax(-1)
         mask.first_slot = begins - kv_offset  # type: ignore[attr-defined]
     return mask
+
+
+def require_interface(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention cannot be reached."""
+    if not model._can_set_attn_implementation():
+        raise UserError(
+            f"{type(model).__name__} computes attention in its own code, not through transformers' "
+            "attention interface, so its heads cannot be reached; choose another architecture"
+        )
 
 
 def own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -263,6 +263,12 @@ class Stack(nn.Module):
             self.alibi = Alibi(shape.num_heads)
         layers = nn.ModuleList(Layer(shape, spec) for spec in specs)
         self.layers = layers  # type: ignore[assignment]
+        mixers = [layer.attention for layer in self.layers if layer.attention is not None]
+        said = {mixer.any_length for mixer in mixers}
+        self.any_length = said <= {True, None} and True in said and kinds.added != "learned"
+        if self.any_length:  # a dot product has no limit of its own: it follows the others
+            for mixer in mixers:
+                mixer.any_length = True
         last = NORMS[shape.norm] if shape.norm_position == "pre" else None
         self.norm = nn.Identity() if last is None else last(shape.d_model)
         self.dropout = nn.Dropout(shape.dropout)

@@ -94,6 +94,11 @@ class UniversalStack(nn.Module):
         return self.stack.shape
 
     @property
+    def any_length(self) -> bool:
+        """Whether sequences may be longer than max_len."""
+        return self.stack.any_length
+
+    @property
     def layers(self) -> Sequence[Layer]:
         """The one layer."""
         return self.stack.layers
