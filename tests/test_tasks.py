@@ -424,6 +424,26 @@ def test_the_held_out_splits_of_a_stream_have_as_many_documents_as_asked_for(tmp
         assert f"first {sample} documents" in task.report["streaming"]
 
 
+def test_validation_and_test_of_a_stream_never_share_a_document(tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
+    (tmp_path / "one").mkdir()
+    rows = [{"text": f"{a} {n}"} for n, (a, _) in enumerate(pairs(40))]
+    write_jsonl(tmp_path / "one" / "train.jsonl", rows)
+    write_jsonl(tmp_path / "one" / "test.jsonl", rows)
+    only = "data.local=one", 'data.splits={ validation = "test" }'
+    task = build_task(
+        small("language_modeling", *only, "data.streaming=true", "data.sample=30", "text.kind=byte")
+    )
+    assert task.report["examples"] == {"train": 30, "validation": 3, "test": 27}
+    assert "of test every tenth validates, the others test" in task.report["streaming"]
+    texts = {
+        split: set(task.tokenizer.decode(task.split(split)[0]).split("</s>")[1:-1])
+        for split in ("validation", "test")
+    }
+    assert texts["validation"] == {rows[n]["text"] for n in (0, 10, 20)}
+    assert not texts["validation"] & texts["test"]
+
+
 def test_spans_are_corrupted_anew_each_epoch_and_alike_when_held_out(book):
     recipe = book("pretrain", "model.max_len=48")
     task = build_task(recipe)

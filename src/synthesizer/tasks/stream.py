@@ -26,13 +26,14 @@ from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_sour
 from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.recipe import Data, Recipe
 from synthesizer.metrics import bigram_statistics, fit_bigram, score, token_bigram_perplexity
 from synthesizer.tasks.task import Built, Task
 
 Array = NDArray[Any]
 
 ENOUGH_TOKENS = 5_000_000  # of train, to count a bigram model of
+TENTH = 10  # of a held-out split that is shared: every tenth document validates, the others test
 BLOCK = 4096  # documents that a streamed train split is read, shuffled and forgotten by
 
 
@@ -168,7 +169,7 @@ class StreamTask(Task):
         recipe, streaming = self._recipe, self._recipe.data.streaming
         examples = Examples(
             recipe.data,
-            first_documents(source, recipe.data.sample) if streaming else source,
+            first_documents(source, recipe.data) if streaming else source,
             ("text",),
             self._read,
         )
@@ -188,6 +189,8 @@ class StreamTask(Task):
         if streaming:
             first = f"first {recipe.data.sample} documents of each"
             report["streaming"] = f"tokenizer and held-out splits: {first}"
+            if shared := shared_split(recipe.data):
+                report["streaming"] += f"; of {shared} every tenth validates, the others test"
         if recipe.task == "language_modeling":
             if recipe.text.kind == "byte":
                 report["bigram"] = _bigram(examples)
@@ -198,17 +201,29 @@ class StreamTask(Task):
         return tokenizer, Entry(arrays, {"report": report})
 
 
-def first_documents(source: Source, count: int) -> Source:
-    """The beginning of each split of a source that is too large to be read at once."""
+def shared_split(data: Data) -> str | None:
+    """The one held-out split of a set that has no other, which validation and test both name."""
+    names = {data.splits.get(split, split) for split in ("validation", "test")}
+    return names.pop() if len(names) == 1 else None
+
+
+def first_documents(source: Source, data: Data) -> Source:
+    """The beginning of each split of a source that is too large to be read at once.
+
+    A shared held-out split is divided: what chooses a checkpoint must not be what is reported.
+    """
     missing = [split for split in SPLITS if split not in source.splits]
     if missing:
         raise UserError(
             f"data.streaming reads train bit by bit and cannot cut {' and '.join(missing)} from "
             f"it; set data.splits.{missing[0]} or data.{missing[0]}"
         )
+    is_shared = shared_split(data) is not None
 
     def begin(split: str) -> Iterator[Row]:
-        return islice(source.splits[split](), count)
+        for number, row in enumerate(islice(source.splits[split](), data.sample)):
+            if split == "train" or not is_shared or (number % TENTH == 0) == (split != "test"):
+                yield row
 
     return source.with_splits({split: partial(begin, split) for split in source.splits})
 
