@@ -135,18 +135,22 @@ class Fitter:
         self._tokenizer, self._limits, self._policy = tokenizer, limits, data.overlong
         self._encode = Encoder(tokenizer, closed=closed)
         self.report: dict[str, dict[str, int]] = {}
+        self.longest: dict[str, int] = {}  # 99 of 100 examples of a split have up to so many tokens
 
     def encode(self, split: str, examples: Table) -> tuple[list[Ragged], Table]:
         """Token numbers of the first fields, one Ragged each, and the examples kept."""
         counts: Counter[str] = Counter()
         sides = [RaggedWriter() for _ in self._limits]
         kept = np.ones(len(examples), dtype=bool)
+        lengths = np.zeros(len(examples), dtype=np.int32)
         begin = 0
         for chunk in examples.chunks():
             encoded = [
                 self._encode([fields[side] for fields in chunk])
                 for side in range(len(self._limits))
             ]
+            longer = [max(map(len, lists)) for lists in zip(*encoded, strict=True)]
+            lengths[begin : begin + len(chunk)] = longer
             dropped = self._fit(split, chunk, encoded, counts)
             kept[[begin + index for index in dropped]] = False
             begin += len(chunk)
@@ -156,6 +160,7 @@ class Fitter:
             raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
         if counts:
             self.report[split] = dict(counts)
+        self.longest[split] = int(np.quantile(lengths, 0.99, method="higher"))
         whole = [side.ragged() for side in sides]
         return whole, examples if kept.all() else examples.take(kept)
 

@@ -24,6 +24,7 @@ from synthesizer.study.plan import FOUND, WIDTHS, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
 from synthesizer.study.sequential import is_open
+from synthesizer.study.settings import choose_settings, fit_length
 from synthesizer.study.slurm import array_script
 from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
 from synthesizer.study.verdict import Measured, judge
@@ -70,6 +71,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
         say("starting workers, reading the data and timing a step ...")
+        plan = fit_to_data(plan, pool, say, plain)
         plan = search(fit_widths(plan, pool, say), pool, say, plain)
         plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
         while True:
@@ -117,6 +119,7 @@ def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
     for line in plan.words:
         say(line)
     with open_pool(plan.out, say=say) as pool:
+        plan = fit_to_data(plan, pool, say, plain=True)
         plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
     plan.write()
     rows = [row for row in plan.rows if row.left_out is None]
@@ -127,6 +130,28 @@ def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
         for row in rows
         if seed in plan.seeds_of(row)
     ]
+
+
+def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+    """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
+
+    def prepare(plan: Plan) -> dict[str, Any]:
+        recipe = plan.recipe(plan.rows[0], TRIAL_SEED)
+        report: dict[str, Any] = pool.ask({"do": "prepare", "recipe": dump(recipe)})["report"]
+        return report
+
+    def train(plan: Plan, paths: Sequence[Path]) -> None:
+        rows = enumerate(zip(plan.rows, paths, strict=True))
+        _perform(
+            plan,
+            [Job(n, plan.recipe(row, TRIAL_SEED), path, "validation") for n, (row, path) in rows],
+            pool,
+            say,
+            plain,
+        )
+        plan.errors.clear()  # a trial that fails is a trial that is not chosen
+
+    return choose_settings(fit_length(plan, prepare, say), train, say)
 
 
 def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:

@@ -17,9 +17,25 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import TASKS, Data, recipe_names
 
 EPOCHS = {"translation": 30, "summarization": 10}
+CUT = {"translation": 0.01}  # share of texts that may be longer than max_len; else:
+MOST_CUT = 0.05
+LONGEST = 512  # tokens of an inferred max_len
+WORDS = 4  # a vocabulary of words is this many times one of pieces
+DROPOUT = (0.3, 0.5)  # tried beside the recipe's own
+LOOKS, PATIENCE = 20, 5  # evaluations of a run, and how many without a better one end it
+FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
 LABEL_LENGTH = 40  # characters of a label, at most
 READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are examined
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is measured on validation and not guessed: options beside the recipe as it stands."""
+
+    name: str
+    keys: tuple[str, ...]  # that it sets; the first says it in words
+    options: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,7 @@ class Guess:
     overrides: tuple[str, ...]
     reasons: tuple[str, ...]
     source: Source | None = None  # the data that were examined
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +121,16 @@ def infer_recipe(
             *words,
         ),
         source,
+        _choices(task, scale),
     )
+
+
+def _choices(task: str, scale: Scale) -> tuple[Choice, ...]:
+    """Tokenizer and dropout; the bits per byte of a language model are not those of words."""
+    words = ("text.kind=word", f"text.vocab_size={WORDS * scale.vocab_size}")
+    tokenizer = Choice("tokenizer", ("text.kind", "text.vocab_size"), (words,))
+    dropout = Choice("dropout", ("model.dropout",), tuple((f"model.dropout={p}",) for p in DROPOUT))
+    return (dropout,) if task == "language_modeling" else (tokenizer, dropout)
 
 
 def _sample(path: Path, source: Source) -> list[Row]:
@@ -300,11 +326,15 @@ def _sizes(
     """Vocabulary, length, width and steps, and the words that say so."""
     in_bytes = task == "language_modeling" and scale.d_model < 256
     characters = 1.0 if in_bytes else scale.characters
-    longest = _percentile(lengths, 0.95)
+    cut = CUT.get(task, MOST_CUT)
+    longest = _percentile(lengths, 1 - cut)
     window = 64 if scale.d_model == 64 else 128
-    fits = window if task == "language_modeling" else _round_up(longest / characters + 2)
+    fits = window if task == "language_modeling" else round_up(longest / characters + 2)
     tokens = total / characters
     steps = _steps(EPOCHS.get(task, 10) * tokens / scale.batch_tokens)
+    writes = TASKS[task].kind == "encoder_decoder"
+    looks, patience = (FEW_LOOKS, LITTLE_PATIENCE) if writes else (LOOKS, PATIENCE)
+    every = max(20, steps // looks)
     sizes = {
         "text.kind": "byte" if in_bytes else "bpe",
         **({} if in_bytes else {"text.vocab_size": scale.vocab_size}),
@@ -316,11 +346,12 @@ def _sizes(
         "train.steps": steps,
         "train.warmup": steps // 10,
         "train.checkpoint_every": max(100, steps // 4),
-        "evaluate.every": max(100, steps // 4),
+        "train.patience": patience,
+        "evaluate.every": every,
     }
     why = "the window"
     if task != "language_modeling":
-        why = f"95 of 100 texts have up to {longest:,} characters"
+        why = f"{100 * (1 - cut):.0f} of 100 texts have up to {longest:,} characters"
         why += "; longer ones are cut" if fits < longest / characters else ""
     words = [
         f"text: {_readable(total)} characters, as {sizes['text.kind']} tokens"
@@ -329,6 +360,8 @@ def _sizes(
         f"model: {scale.num_layers} layers of width {scale.d_model} (from the amount of text)",
         f"steps: {steps} of {sizes['train.batch_tokens']:,} tokens "
         f"(about {steps * scale.batch_tokens / max(1.0, tokens):.0f} times through the text)",
+        f"stopping: the best weights on validation are kept, looked at every {every} steps; "
+        f"{patience} looks without a better one end a run",
     ]
     return sizes, words
 
@@ -337,8 +370,9 @@ def _steps(wanted: float) -> int:
     return int(min(3000, max(200, round(wanted, -2))))
 
 
-def _round_up(length: float) -> int:
-    return int(min(512, max(16, -(-length // 16) * 16)))
+def round_up(length: float) -> int:
+    """A max_len for texts of so many tokens."""
+    return int(min(LONGEST, max(16, -(-length // 16) * 16)))
 
 
 def _percentile(values: list[int], share: float) -> int:

@@ -118,6 +118,9 @@ class Plan:
     errors: dict[str, str] = field(default_factory=dict)  # by label
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
     looks: Looks | None = None
+    guessed: Guess | None = None  # where the recipe was inferred from data
+    before: Recipe | None = None  # `shared` as it was inferred, once something was measured
+    measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
 
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
@@ -177,6 +180,8 @@ class Plan:
             "pretrain": self._pretrain_record(),
             "opponent": self.opponent,
             "looks": None if self.looks is None else self.looks.record(),
+            "inferred": self.before and dump(self.before),
+            "measured": list(self.measured),
             "shared": dump(self.shared),
             "data": self.fingerprint,
         }
@@ -235,7 +240,8 @@ def draw_up(asked: Asked) -> Plan:
         shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
         changes = (*shortened, *asked.pretrain_overrides)
         asked = replace(asked, pretrain_overrides=changes)
-    base, overrides, words, source = _begin(asked)
+    guess, overrides, words = _begin(asked)
+    base, source = guess.recipe, guess.source
     recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
     if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
         import_modules(recipe.imports)
@@ -263,6 +269,7 @@ def draw_up(asked: Asked) -> Plan:
         fingerprint,
         (*words, *said, *_say_rates(asked, recipe)),
         looks=looks,
+        guessed=guess if source else None,
     )
     refuse_to_mix(plan)
     _check_pretraining(plan)
@@ -270,8 +277,8 @@ def draw_up(asked: Asked) -> Plan:
     return plan
 
 
-def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...], Source | None]:
-    """The base recipe, its overrides (the user's last), the words for both, and a user's data."""
+def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
+    """What is inferred, with its overrides (the user's last) and the words for both."""
     guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
         given = _given(asked.overrides)
@@ -279,12 +286,12 @@ def _begin(asked: Asked) -> tuple[str, tuple[str, ...], tuple[str, ...], Source 
         guess = infer_recipe(asked.recipe, given.get("task"), columns)
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
-        return base, (*guessed, *asked.overrides), words, guess.source
+        return guess, (*guessed, *asked.overrides), words
     whole = load_recipe(base, overrides=guessed)
     overrides = (*guessed, *_quicken(whole), *asked.overrides)
     steps = load_recipe(base, overrides=overrides).train.steps
     said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
-    return base, overrides, (*words, said), guess.source
+    return guess, overrides, (*words, said)
 
 
 def _fingerprint(recipe: Recipe, known: Source | None) -> str:
@@ -470,7 +477,8 @@ def refuse_to_mix(plan: Plan) -> None:
         return
     try:
         there = json.loads(read_regular(path))
-        changed = differences(parse_recipe(there["shared"], str(path)), plan.shared)
+        before = there.get("inferred") or there["shared"]
+        changed = differences(parse_recipe(before, str(path)), plan.shared)
         tried, trials = there["tune"], plan.asked.trials
         for name, old, new, differs in (
             ("match", there["match"], plan.asked.match, there["match"] != plan.asked.match),

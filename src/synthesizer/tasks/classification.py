@@ -101,6 +101,7 @@ class Classification(ListTask):
             "majority": _majority(arrays),
             "bag_of_words": _bag_of_words(arrays, len(tokenizer), len(labels)),
             "overlong": fitter.report,
+            "longest": fitter.longest,
             "vocab_size": len(tokenizer),
         }
         meta = {"labels": list(labels), "shown": shown, "report": report}

@@ -132,7 +132,12 @@ class Pairs(PairTask):
             elif form.needs_vectors:
                 vectors = train_vectors([*kept.column(1)])
                 meta["words"], arrays["vectors"] = [*vectors], np.stack([*vectors.values()])
-        report = {**examples.report, "overlong": fitter.report, "vocab_size": len(tokenizer)}
+        report = {
+            **examples.report,
+            "overlong": fitter.report,
+            "longest": fitter.longest,
+            "vocab_size": len(tokenizer),
+        }
         if form.baseline:
             vectors = dict(zip(meta["words"], arrays["vectors"], strict=True))
             floor = self._judge_baseline(examples, form.baseline, vectors)
