@@ -142,7 +142,7 @@ def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
 
     def train(plan: Plan, paths: Sequence[Path]) -> None:
         rows = enumerate(zip(plan.rows, paths, strict=True))
-        _perform(
+        perform(
             plan,
             [Job(n, plan.recipe(row, TRIAL_SEED), path, "validation") for n, (row, path) in rows],
             pool,
