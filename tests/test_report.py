@@ -485,6 +485,27 @@ def test_dot_that_differs_from_itself_voids_the_table(tmp_path):
     assert "A/A check: none" in made(tmp_path / "none", rows)[1]
 
 
+def test_a_row_without_attention_that_nothing_beats_is_named(tmp_path):
+    rows = [("dot", "dot", (1, 2), 0.9), ("none", "none", (1, 2), 0.9)]
+    assert "NO ROW BEATS THE ONE WITHOUT SELF-ATTENTION: none has" in made(tmp_path / "a", rows)[1]
+    rows[1] = ("none", "none", (1, 2), 0.5)
+    assert "NO ROW BEATS THE ONE WITHOUT" not in made(tmp_path / "b", rows)[1]
+
+
+def test_settings_that_were_measured_are_told(tmp_path):
+    trials = [
+        {"changes": [], "validation": 71.0, "run": "trials/a"},
+        {"changes": ["text.kind=word"], "validation": 80.5, "run": "trials/b"},
+    ]
+    one = {"choice": "tokenizer", "row": "dot", "trials": trials, "chosen": ["text.kind=word"]}
+    rows = [("dot", "dot", (1, 2), 0.9), ("random", "random", (1, 2), 0.8)]
+    _, told = made(tmp_path, rows, measured=[one])
+    assert (
+        "The tokenizer of all variants was chosen by dot on validation (as inferred 71.00; "
+        "text.kind=word 80.50): text.kind=word." in told
+    )
+
+
 def test_a_reader_learns_what_to_distrust(tmp_path):
     rows = [("dot", "dot", (1, 2, 3), 0.1), ("random", "random", (1, 2, 3), 0.09)]
     looks = {"planned": [3, 5], "taken": [3]}

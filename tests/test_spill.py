@@ -85,6 +85,7 @@ def test_pieces_of_much_text_are_learned_from_a_sample_and_the_report_says_so(
     whole = build_task(load_recipe("classification", overrides=changes))
     assert "tokenizer_sample" not in whole.report
     monkeypatch.setattr(prepare, "MOST_PIECES", 2_000)
+    monkeypatch.setattr(prepare, "PER_PIECE", 1)
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "other"))
     sampled = build_task(load_recipe("classification", overrides=changes))
     assert sampled.report["tokenizer_sample"].startswith("1 of ")

@@ -31,7 +31,8 @@ from synthesizer.experiment.recipe import Data, Recipe, Text
 Array = NDArray[Any]
 Columns = dict[str, str]  # role -> column
 
-MOST_PIECES = 20_000_000  # bytes of training text that the pieces of BPE are learned from
+MOST_PIECES = 20_000_000  # bytes of training text that the pieces of BPE are learned from, or:
+PER_PIECE = 2_500  # bytes for each of them, where that is more
 
 
 class Examples:
@@ -106,7 +107,8 @@ def tokenizer_texts(
     Only the pieces of BPE, which take longest, are learned from a sample, and the report says so.
     """
     size = sum(train.num_bytes(column) for column in columns)
-    step = max(1, -(-size // MOST_PIECES)) if text.kind == "bpe" else 1
+    most = max(MOST_PIECES, PER_PIECE * text.vocab_size)
+    step = max(1, -(-size // most)) if text.kind == "bpe" else 1
     if step > 1:
         much = f"{size / 1e6:,.0f} million bytes"
         report["tokenizer_sample"] = f"1 of {step} training texts ({much} in all)"

@@ -6,7 +6,8 @@ The files are nameless and lie where the cache does: whatever ends the process r
 import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -47,10 +48,8 @@ class Numbers:
     def append(self, values: Array) -> None:
         """Write more numbers behind those there are."""
         assert self._file is not None
-        try:
+        with _writing():
             self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
-        except OSError as error:
-            raise cannot_spill(error) from None
         self._length += len(values)
 
     def array(self) -> Array:
@@ -132,27 +131,31 @@ def _spill(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if first is None:
         return []
     with _scratch() as file:
-        try:
-            with pa.ipc.new_file(pa.PythonFile(file, "w"), first.schema) as writer:
-                writer.write_batch(first)
-                for batch in filled:
-                    writer.write_batch(batch)
-            content = pa.ipc.open_file(pa.py_buffer(_map(file)))
-        except OSError as error:
-            raise cannot_spill(error) from None
+        with _writing():
+            writer = pa.ipc.new_file(pa.PythonFile(file, "w"), first.schema)
+        for batch in chain([first], filled):  # reading them fails in its own words
+            with _writing():
+                writer.write_batch(batch)
+        with _writing():
+            writer.close()
+        content = pa.ipc.open_file(pa.py_buffer(_map(file)))
     return [content.get_batch(number) for number in range(content.num_record_batches)]
 
 
 def _scratch() -> IO[bytes]:
-    try:
+    with _writing():
         return tempfile.TemporaryFile(dir=scratch_folder())
-    except OSError as error:
-        raise cannot_spill(error) from None
 
 
 def _map(file: IO[bytes]) -> mmap.mmap:
-    try:
+    with _writing():
         file.flush()
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise cannot_spill(error) from None

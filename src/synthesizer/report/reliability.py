@@ -6,6 +6,7 @@ import numpy as np
 
 from synthesizer.report.opponent import curve_sentences, opponent_sentences
 from synthesizer.report.summary import Line, Summary
+from synthesizer.spec import NONE
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
 from synthesizer.study.verdict import FEWEST_UNITS, is_void
@@ -27,6 +28,7 @@ def reliability(summary: Summary) -> list[str]:
     """Sentences, the loudest first."""
     return [
         *_floors(summary),
+        *_without_attention(summary),
         *opponent_sentences(summary),
         *_again(summary),
         *_intervals(summary),
@@ -55,6 +57,19 @@ def _floors(summary: Summary) -> Iterator[str]:
                 f"{value:.{summary.digits}f} ({summary.metric_name}). Nothing was learned here "
                 "that a comparison of attention could speak of."
             )
+
+
+def _without_attention(summary: Summary) -> Iterator[str]:
+    sign = 1 if summary.higher_is_better else -1
+    means = {line.row.label: line.mean for line in summary.lines if line.mean is not None}
+    control = means.pop(NONE, None)
+    if control is not None and means and all(sign * control >= sign * m for m in means.values()):
+        yield (
+            f"NO ROW BEATS THE ONE WITHOUT SELF-ATTENTION: {NONE} has "
+            f"{control:.{summary.digits}f} ({summary.metric_name}). So much data, so short a "
+            "training or this task gives attention nothing to do; words between the others say "
+            "little."
+        )
 
 
 def _again(summary: Summary) -> Iterator[str]:

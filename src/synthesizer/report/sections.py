@@ -114,6 +114,16 @@ def notes(summary: Summary) -> list[str]:
         )
     else:
         said.append("All variants use the recipe's learning rates; none was tuned on its own.")
+    for one in facts.get("measured") or ():
+        tried = [
+            f"{', '.join(trial['changes']) or 'as inferred'} {trial['validation']:.2f}"
+            for trial in one["trials"]
+            if trial["validation"] is not None
+        ]
+        said.append(
+            f"The {one['choice']} of all variants was chosen by {one['row']} on validation "
+            f"({'; '.join(tried)}): {', '.join(one['chosen']) or 'as inferred'}."
+        )
     if facts.get("match") == "time":
         said.append(
             "All variants are trained for as many seconds as dot: the steps of each follow from a "
