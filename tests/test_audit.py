@@ -125,6 +125,7 @@ def test_speed_is_measured_along_the_curve_at_the_lengths_asked_for(home, tmp_pa
     assert sizes[-1]["flops"] < sizes[0]["flops"]
     page = (tmp_path / "report.html").read_text()
     assert "none: the original" in page
+    assert f"Which heads of {home.name}/masked need dot products?" in page
 
 
 @pytest.mark.parametrize(("metric", "auto"), [

@@ -14,7 +14,7 @@ from synthesizer.audit.cost import Point, Say, most_heads
 from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Layer
 from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.record import TABLES, read_audit
+from synthesizer.audit.record import TABLES, model_name, read_audit
 from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.models.converted import (
@@ -155,7 +155,7 @@ def _count(asked: Asked, record: dict[str, Any]) -> int:
 
 def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | None) -> str:
     """The folder's README, with the front matter that the hub reads."""
-    base, metric = Path(record["model"]).name, record["metric"]
+    base, metric = model_name(record), record["metric"]
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
     matter: dict[str, Any] = {
         "library_name": "transformers",

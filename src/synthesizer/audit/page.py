@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from synthesizer.audit.cost import unit
+from synthesizer.audit.record import model_name
 from synthesizer.report.page import Plot, Section, figures, page, paragraph, table
 from synthesizer.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
 
@@ -40,8 +41,8 @@ def audit_page(record: Record, tables: Path) -> str:
     if record["most_moved"]:
         sections.append(Section("Examples that moved farthest", _moved(record)))
     sections.append(Section("How it was measured", _method(record)))
-    name = Path(record["model"]).name
-    return page(f"Which heads of {name} need dot products?", sections, _lead(record))
+    title = f"Which heads of {model_name(record)} need dot products?"
+    return page(title, sections, _lead(record))
 
 
 def _lead(record: Record) -> str:

@@ -19,3 +19,8 @@ def read_audit(path: Path) -> dict[str, Any]:
             f"run synthesizer audit --out {path} first"
         ) from None
     return record
+
+
+def model_name(record: dict[str, Any]) -> str:
+    """The audited model's name, as short as it says something: a folder may be called model."""
+    return "/".join(Path(record["model"]).parts[-2:])
