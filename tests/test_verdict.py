@@ -231,7 +231,7 @@ def test_power_agrees_with_the_simulated_studies():
 
 
 def test_what_is_not_known_before_running_is_said():
-    assert power_sentence((3,), sd=None, margin=1.0, rows=4).startswith("How far seeds of this")
+    assert power_sentence((3,), sd=None, margin=1.0, rows=4).startswith("Of 100 rows equal to dot")
     told = power_sentence((3, 5), sd=0.3, margin=1.0, rows=4)
     assert told.startswith("A row equal to dot, one of 4, where seeds spread by 0.3 and the margin")
 
@@ -385,6 +385,12 @@ def test_the_sentence_on_top():
     assert said(random="worse", dense="worse", random_and_dot="better") == (
         "Yes: on shift both rows without dot product are worse (margin 0.5 BLEU); "
         "random_and_dot is better than dot."
+    )
+    control = Comparison("dot, as large as random+dot", 0.1, -1, 1, 3, 0.5, "undecided")
+    mixed = Comparison("random+dot", 2.0, 1, 3, 3, 0.5, "better")
+    both = answer("shift", [("random+dot", mixed), ("dot", control)], "0.5 BLEU")
+    assert both.endswith(
+        "random+dot is better than dot, while dot, as large as random+dot, is undecided."
     )
     assert said(random="no worse", fixed_random="no worse", dense="better") == (
         "No: on shift dense is better and random and fixed_random are no worse than dot product "

@@ -8,10 +8,10 @@ from synthesizer.report.opponent import curve_sentences, opponent_sentences
 from synthesizer.report.summary import Line, Summary
 from synthesizer.spec import NONE
 from synthesizer.study.evidence import FEWEST_SEEDS
+from synthesizer.study.rows import AS_LARGE
 from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
 from synthesizer.study.verdict import FEWEST_UNITS, is_void
 
-CONTROL = "dot, as large as"  # how the label of the size control begins
 WITHOUT_A_NETWORK = {
     "dictionary": "a word-by-word dictionary counted from train",
     "bigram": "an interpolated bigram model of train",
@@ -150,7 +150,7 @@ def _seeds(summary: Summary) -> Iterator[str]:
 def _size_control(summary: Summary) -> Iterator[str]:
     for line in summary.lines:
         found = line.comparison
-        if line.row.label.startswith(CONTROL) and found is not None:
+        if line.row.label.startswith(AS_LARGE) and found is not None:
             gain = found.difference if summary.higher_is_better else -found.difference
             if found.margin >= gain:
                 yield (

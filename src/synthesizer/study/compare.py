@@ -18,12 +18,14 @@ from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run, read_arrays
 from synthesizer.study.cluster import open_cluster
+from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.match_time import fit_steps
 from synthesizer.study.plan import FOUND, WIDTHS, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
+from synthesizer.study.rerun import RERUN, choose_rerun, same_bits
 from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
-from synthesizer.study.sequential import is_open
+from synthesizer.study.sequential import is_open, power_sentence
 from synthesizer.study.settings import choose_settings, fit_length
 from synthesizer.study.slurm import array_script
 from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
@@ -74,6 +76,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         plan = fit_to_data(plan, pool, say, plain)
         plan = search(fit_widths(plan, pool, say), pool, say, plain)
         plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
+        _say_power(plan, say)
         while True:
             if plan.asked.pretrain:
                 say(f"pretraining every variant by {plan.asked.pretrain}")
@@ -84,12 +87,41 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
             if longer is None:
                 break
             plan = longer
+        plan = repeat_one(plan, pool, say, plain)
     except Interrupted:
         runs = [Run(job.path) for job in jobs_of(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
             f"finished; run the same command to continue ({plan.out})"
         ) from None
+    return plan
+
+
+def _say_power(plan: Plan, say: Say) -> None:
+    """What so many seeds can be expected to decide, before they are run."""
+    judged = [row for row in plan.rows if row.left_out is None and row.label != AGAIN]
+    tables = len({(row.varied, row.rung) for row in judged}) or 1
+    seeds = sorted({len(plan.seeds), *(plan.looks.planned if plan.looks else ())})
+    if len(plan.seeds) >= FEWEST_SEEDS and len(judged) > tables:
+        rows = round(len(judged) / tables) - 1
+        say(power_sentence(seeds, sd=None, margin=1.0, rows=max(rows, 1)))
+
+
+def repeat_one(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+    """Where code changed during a study, run one of the older runs again and compare bits."""
+    jobs = {job.path: job for job in jobs_of(plan)}
+    old = choose_rerun(list(jobs))
+    if old is None:
+        return plan
+    job, path = jobs[old], plan.out / RERUN / old.relative_to(plan.out)
+    label = plan.rows[job.row].label
+    say(f"the runs come from two commits: {label}, {job.name}, is run again")
+    perform(plan, [replace(job, path=path)], pool, say, plain)
+    if not Run(path).is_finished:
+        return plan
+    found = {"row": label, "seed": job.recipe.seed, "equal": same_bits(old, path)}
+    plan = replace(plan, rerun=found)
+    plan.write()
     return plan
 
 

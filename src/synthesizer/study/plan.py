@@ -121,6 +121,7 @@ class Plan:
     guessed: Guess | None = None  # where the recipe was inferred from data
     before: Recipe | None = None  # `shared` as it was inferred, once something was measured
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
+    rerun: dict[str, Any] | None = None  # which run was repeated, and whether its bits agree
 
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
@@ -182,6 +183,7 @@ class Plan:
             "looks": None if self.looks is None else self.looks.record(),
             "inferred": self.before and dump(self.before),
             "measured": list(self.measured),
+            "rerun": self.rerun,
             "shared": dump(self.shared),
             "data": self.fingerprint,
         }

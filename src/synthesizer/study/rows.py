@@ -19,6 +19,7 @@ from synthesizer.spec import variants as known_variants
 from synthesizer.untrusted import check_folder_name
 
 DOT = "dot"
+AS_LARGE = "dot, as large as"  # how the label of the size control begins
 CONTROL = "random+dot"  # whose parameters the size control has
 SETTING = re.compile("@(?=[a-z_])")  # behind @ and a digit is a number of heads
 AGAIN = "dot, other seeds"  # the label of the A/A row
@@ -159,7 +160,7 @@ def size_control(opponent: Row, recipe: Recipe) -> Row:
     """The opponent as large as a mixture with a table."""
     return replace(
         opponent,
-        label=f"dot, as large as {CONTROL}",
+        label=f"{AS_LARGE} {CONTROL}",
         folder=f"{make_row(DOT, (), recipe).folder}-as-large-as-{CONTROL}",
         like=CONTROL,
         candidate=False,

@@ -222,10 +222,7 @@ def power_sentence(
 ) -> str:
     """What a study can be expected to decide, before it is run or from its own spread."""
     if sd is None:
-        return (
-            "How far seeds of this recipe lie apart is not known, so nobody can say how many of "
-            "them decide a row."
-        )
+        return _power_by_spread(seeds[0], rows)
     chances = [
         power(n, row_sd=sd, dot_sd=sd, margin=margin, rows=rows, example_error=example_error)
         for n in seeds
@@ -237,6 +234,19 @@ def power_sentence(
     return (
         f"A row equal to dot, one of {rows}, where seeds spread by {sd:.2g} and the margin is "
         f"{margin:.2g}: {listed}."
+    )
+
+
+def _power_by_spread(seeds: int, rows: int) -> str:
+    """The same where nobody knows yet how far seeds lie apart."""
+    chances = {
+        name: power(seeds, row_sd=spread, dot_sd=spread, margin=1.0, rows=rows)
+        for name, spread in (("a tenth", 0.1), ("a quarter", 0.25), ("half", 0.5))
+    }
+    listed = ", ".join(f"{100 * c:.0f} by {name} of it" for name, c in chances.items())
+    return (
+        f"Of 100 rows equal to dot, each one of {rows}, {seeds} seeds decide as many as seeds "
+        f"spread little beside the margin: {listed}; how far they spread is not known before."
     )
 
 

@@ -22,6 +22,7 @@ from synthesizer.study.evidence import (
     influences,
     weigh,
 )
+from synthesizer.study.rows import AS_LARGE
 from synthesizer.study.sequential import (
     BETTER,
     LEVEL,
@@ -313,6 +314,8 @@ def answer(
     also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
     if mixed and larger:
         also += f", and so {_claim(larger, '').strip()}"
+    elif mixed and (control := [c for _, c in compared if c.label.startswith(AS_LARGE)]):
+        also += f", while {control[0].label}, is {control[0].word}"
     open_ = [comparison.label for comparison in alone if comparison.label in closing]
     so_far = f" So far: the gap of {_join(open_)} to dot still closes." if open_ else ""
     return f"{sentence} (margin {margin}){also}.{so_far}"

@@ -5,10 +5,16 @@
 
 A key and its value are two tokens, so that an answer takes two steps: put each key beside its
 value, by position, then find the key that is asked, by content. The difficulty is the number of
-keys of a row. In the noisy form every row has the same keys, and the difficulty is the number of
-tokens without meaning that are strewn among its pairs.
+keys of a row.
+
+    input    ~3 c12 ~0 ~5 f3 | f c f ...
+    target   _  _   _  _  _  _ 3 12 3 ...
+
+In the noisy form a pair is one token, so that content alone decides, every row has as many pairs,
+and the difficulty is the number of tokens without meaning that are strewn among them.
 """
 
+from collections.abc import Iterable
 from random import Random
 
 from synthesizer.data.corpora.drawing import DRAW, Row, Splits, check_difficulty, draw_splits
@@ -17,30 +23,40 @@ KEYS = tuple("abcdefghijklmnopqrstuvwxyz")
 VALUES = tuple(str(number) for number in range(16))
 NOISE = tuple(f"~{number}" for number in range(8))
 ASK = "|"
+PAIRS = 8  # of a noisy row
+QUESTIONS = 16
 SIZES = {"train": 12_000, "validation": 500, "test": 1_000}
 
 
-def splits(seed: int = DRAW, *, difficulty: int = 8, questions: int = 16, **sizes: int) -> Splits:
-    """Rows of `difficulty` pairs, then of `questions` keys among them."""
+def splits(seed: int = DRAW, *, difficulty: int = 8, **sizes: int) -> Splits:
+    """Rows of `difficulty` pairs of tokens, then of questions for them."""
     check_difficulty(difficulty, len(KEYS), "keys")
-    return _splits(seed, difficulty, 0, questions, sizes)
 
-
-def noisy_splits(
-    seed: int = DRAW, *, difficulty: int = 8, pairs: int = 6, questions: int = 16, **sizes: int
-) -> Splits:
-    """The same with `difficulty` tokens of noise among the pairs."""
-    return _splits(seed, pairs, difficulty, questions, sizes)
-
-
-def _splits(seed: int, pairs: int, noise: int, questions: int, sizes: dict[str, int]) -> Splits:
     def draw(rng: Random) -> Row:
-        value = {key: rng.choice(VALUES) for key in rng.sample(KEYS, pairs)}
-        parts = [[key, value[key]] for key in value] + [[rng.choice(NOISE)] for _ in range(noise)]
-        rng.shuffle(parts)
-        given = [token for part in parts for token in part] + [ASK]
-        asked = rng.choices(list(value), k=questions)
-        answers = [value[key] for key in asked]
-        return {"input": " ".join(given + asked), "target": " ".join(["_"] * len(given) + answers)}
+        value = _bind(rng, difficulty)
+        return _row(rng, value, [token for pair in value.items() for token in pair])
 
     return draw_splits(draw, "input", seed, SIZES | sizes)
+
+
+def noisy_splits(seed: int = DRAW, *, difficulty: int = 8, **sizes: int) -> Splits:
+    """Rows of pairs in one token each among `difficulty` tokens of noise, then of questions."""
+
+    def draw(rng: Random) -> Row:
+        value = _bind(rng, PAIRS)
+        given = [key + value[key] for key in value] + rng.choices(NOISE, k=difficulty)
+        rng.shuffle(given)
+        return _row(rng, value, given)
+
+    return draw_splits(draw, "input", seed, SIZES | sizes)
+
+
+def _bind(rng: Random, count: int) -> dict[str, str]:
+    return {key: rng.choice(VALUES) for key in rng.sample(KEYS, count)}
+
+
+def _row(rng: Random, value: dict[str, str], given: Iterable[str]) -> Row:
+    asked = rng.choices(list(value), k=QUESTIONS)
+    before = [*given, ASK]
+    target = ["_"] * len(before) + [value[key] for key in asked]
+    return {"input": " ".join(before + asked), "target": " ".join(target)}
