@@ -20,7 +20,7 @@ from synthesizer.report.page import Section, page
 from synthesizer.report.plots import pareto
 from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
-from synthesizer.report.tables import cells
+from synthesizer.report.tables import _bytes, cells
 from synthesizer.report.write import summarize_all, write_report
 
 EDGES = np.linspace(-6.0, 0.0, 49)
@@ -420,6 +420,11 @@ def test_a_report_needs_no_torch(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_cache_of_bytes_is_not_rounded_to_nothing():
+    shown = [_bytes(value) for value in (None, 0, 512, 24_576, 11 * 2**20)]
+    assert shown == ["\N{EN DASH}", "0 B", "512 B", "24 KiB", "11 MiB"]
 
 
 def test_published_numbers_stand_apart(tmp_path):

@@ -255,7 +255,12 @@ def _times(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    return MISSING if value is None else f"{value / 2**20:,.0f} MiB"
+    if value is None:
+        return MISSING
+    for size, unit in ((2**20, "MiB"), (2**10, "KiB")):
+        if value >= 10 * size:
+            return f"{value / size:,.0f} {unit}"
+    return f"{value:,.0f} B"
 
 
 def _rates(line: Line) -> str:
