@@ -289,6 +289,14 @@ def test_a_ladder_refuses_what_it_cannot_do(asked):
         draw_up(replace(asked, syntheses=("dot", "random@model.d_ff=9")))
 
 
+def test_a_ladder_does_not_go_where_another_comparison_is(asked):
+    plan = draw_up(replace(asked, ladder=None, tune=0))
+    plan.out.mkdir()
+    plan.write()
+    with pytest.raises(UserError, match=r"another comparison \(--ladder: None -> 2"):
+        draw_up(asked)
+
+
 def test_the_opponent_of_a_ladder_may_have_positions_of_its_own(asked):
     plan = draw_up(replace(asked, opponent="sinusoidal+relative"))
     dots = [row.label for row in plan.rows if row.candidate]

@@ -481,10 +481,11 @@ def refuse_to_mix(plan: Plan) -> None:
         there = json.loads(read_regular(path))
         before = there.get("inferred") or there["shared"]
         changed = differences(parse_recipe(before, str(path)), plan.shared)
-        tried, trials = there["tune"], plan.asked.trials
+        tried, trials, rungs = there["tune"], plan.asked.trials, there.get("ladder")
         for name, old, new, differs in (
             ("match", there["match"], plan.asked.match, there["match"] != plan.asked.match),
             ("tune", tried, trials, tried > trials or bool(tried) != bool(trials)),
+            ("ladder", rungs, plan.asked.ladder, bool(rungs) != bool(plan.asked.ladder)),
         ):
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
