@@ -159,6 +159,31 @@ def test_a_library_of_another_user_is_not_loaded(name, planted, tmp_path, caplog
 
 
 @needs_compiler
+def test_a_link_that_is_exchanged_after_the_check_leads_nowhere(planted, tmp_path, monkeypatch):
+    """The cache is a link in a folder of everybody, turned to another library in the midst."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    mine, theirs = planted.parent, planted.parent.with_name("theirs")
+    shutil.copytree(mine, theirs)
+    exchanged(theirs / planted.name)
+    digest = kernel._digest_path(theirs / planted.name)
+    digest.write_text(hashlib.sha256((theirs / planted.name).read_bytes()).hexdigest())
+    (shared / "cache").symlink_to(mine)
+
+    def check_then_exchange(path):
+        found = who_else_may_write(path)
+        (shared / "cache").unlink()
+        (shared / "cache").symlink_to(theirs)
+        return found
+
+    monkeypatch.setattr(kernel, "who_else_may_write", check_then_exchange)
+    handle = kernel._open_checked(shared / "cache" / planted.name)
+    assert os.fstat(handle).st_ino == planted.stat().st_ino
+    os.close(handle)
+
+
+@needs_compiler
 def test_nothing_is_built_where_others_may_write(tmp_path, monkeypatch):
     home = tmp_path / "cache"
     home.mkdir()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import subprocess
@@ -25,8 +26,10 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Data, load_recipe, parse_recipe
 from synthesizer.experiment.run import Run, default_path, read_arrays, write_atomically
 from synthesizer.models import SynthesizerConfig
+from synthesizer.report.load import read_run, read_studies
 from synthesizer.report.write import write_report
 from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.watch import watch
 from synthesizer.training.build import load_pretrained
 from synthesizer.untrusted import check_folder_name
 from test_report import make_study
@@ -162,6 +165,16 @@ def test_arrays_that_would_fill_the_memory_are_not_read(tmp_path, monkeypatch, c
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
+@pytest.mark.parametrize(("at", "value"), [(8, 1), (10, 99)], ids=["encrypted", "packed otherwise"])
+def test_arrays_that_numpy_does_not_write_are_refused(tmp_path, at, value):
+    np.savez(tmp_path / "statistics.npz", a=np.zeros(3))
+    content = bytearray((tmp_path / "statistics.npz").read_bytes())
+    content[content.index(b"PK\x01\x02") + at] = value
+    (tmp_path / "statistics.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a.npy is encrypted or packed otherwise"):
+        read_arrays(tmp_path / "statistics.npz")
+
+
 class Payload:
     def __init__(self, marker):
         self.marker = marker
@@ -196,14 +209,117 @@ def test_a_report_of_hostile_records_ends_and_names_them(tmp_path, name, attack)
         assert f"unreadable {name}" in page
 
 
-@pytest.mark.parametrize("run", ["../elsewhere/seed1", "/etc", "a/../../../b"])
+WRONG = {
+    "a list of metrics": {"metrics": [1]},
+    "text for a number": {"metrics": {"token_accuracy": "1"}},
+    "a list for a name": {"main_metric": ["token_accuracy"]},
+    "markup for a count": {"parameters": {"total": "<b>"}},
+    "a count beyond all": {"parameters": {"total": 10**400}},
+    "text for a speed": {"training_tokens_per_second": "fast"},
+    "a list for versions": {"versions": [1]},
+    "a list for signatures": {"signatures": ["a"]},
+    "no data": {"data": None},
+    "a list for a hash": {"recipe_hash": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory):
+    return make_study(tmp_path_factory.mktemp("studied") / "shift")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_result_of_other_types_is_unreadable(studied, tmp_path, name):
+    run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
+    change(run / "result.json", **WRONG[name])
+    assert read_run(run).state == "unreadable result.json (ValueError)"
+    with pytest.raises(UserError, match=r"result.json is damaged \(ValueError\)"):
+        Run(run).result()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": Infinity}', '{"step": "5"}', '{"step": 1, "loss": "x"}', "[1]", "null",
+     '{"step": 1, "validation": [1]}', '{"step": 1, "validation": {"a": "b"}}'],
+)  # fmt: skip
+def test_a_log_of_other_types_is_unreadable(studied, tmp_path, line):
+    run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
+    (run / "metrics.jsonl").write_text(line + "\n")
+    assert read_run(run).lines == []
+    (run / "result.json").unlink()
+    assert read_run(run).state == "unreadable metrics.jsonl"
+
+
+@pytest.mark.parametrize("change_to", ["seed = inf", "steps = inf", 'steps = "5"'])
+def test_a_recipe_of_other_types_is_unreadable(studied, tmp_path, change_to):
+    run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
+    key = change_to.partition(" ")[0]
+    text = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(re.sub(rf"(?m)^{key} = .*$", change_to, text, count=1))
+    assert read_run(run).state == "unreadable recipe.toml (TypeError)"
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(1.0), np.zeros(5, dtype=[("a", "f8")]), np.zeros((3, 2), dtype=complex)]
+)
+def test_arrays_of_other_types_are_left_out(studied, tmp_path, array):
+    run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
+    np.savez(run / "statistics.npz", token_accuracy=array)
+    assert read_run(run).arrays("statistics.npz") == {}
+
+
+ROWS = {
+    "a number for a label": {"label": 5},
+    "nothing for a spec": {"spec": None},
+    "text for runs": {"runs": "abc"},
+    "a list for a note": {"note": [1]},
+    "text for trials": {"trials": "abc"},
+    "a trial without a value": {"trials": [{"changes": ["lr"], "validation": 1.0}]},
+    "a number for what varies": {"varied": [1]},
+}
+WHOLE = {
+    "rows": {"a": 1},
+    "margin": -3,
+    "command": 5,
+    "looks": {"planned": "x", "taken": 5},
+    "opponent": {"label": 5, "configured": None, "how": [1], "trials": 7},
+    "pretrain": {"recipe": "a", "steps": "b"},
+}
+
+
+@pytest.mark.parametrize("name", [*ROWS, *WHOLE])
+def test_a_study_of_other_types_is_refused(studied, tmp_path, name):
+    home = shutil.copytree(studied, tmp_path / "shift")
+    study = json.loads((home / "study.json").read_text())
+    if name in WHOLE:
+        study[name] = WHOLE[name]
+    else:
+        study["rows"][1] |= ROWS[name]
+    (home / "study.json").write_text(json.dumps(study))
+    with pytest.raises(UserError, match=r"study.json cannot be read \(ValueError: (rows.1.)?\w+"):
+        read_studies([home])
+    with pytest.raises(UserError, match=r"has no readable study.json \(ValueError: "):
+        watch(home)
+
+
+def linked(home):
+    (home / "dense" / "seed2").rename(home.parent / "elsewhere")
+    (home / "dense" / "seed2").symlink_to(home.parent / "elsewhere")
+    return "dense/seed2"
+
+
+@pytest.mark.parametrize("run", ["../elsewhere/seed1", "/etc", "a/../../../b", linked])
 def test_a_study_reads_no_run_outside_of_it(tmp_path, run):
     home = make_study(tmp_path / "shift")
+    if run is linked:
+        run = linked(home)
     study = json.loads((home / "study.json").read_text())
     study["rows"][0]["runs"] = [run]
     (home / "study.json").write_text(json.dumps(study))
     with pytest.raises(UserError, match=r"study.json cannot be read .*is outside of .*shift"):
         write_report([home])
+    with pytest.raises(UserError, match=r"no readable study.json .*is outside of .*shift"):
+        watch(home)
 
 
 def test_a_study_of_rubbish_is_refused_before_anything_is_written(tmp_path):
@@ -262,6 +378,18 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path, name):
     kept = victim if victim.is_file() else victim / "step-1.safetensors"
     assert kept.read_text() == "mine"
     assert [path.name for path in out.iterdir() if path.name != "checkpoints"] in ([name], [])
+
+
+@pytest.mark.parametrize("name", ["checkpoints/step-4.safetensors", "metrics.jsonl", ".lock"])
+def test_nothing_is_written_into_a_pipe(tmp_path, name):
+    """Whoever opens one waits for a reader that never comes."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    os.mkfifo(tmp_path / "run" / name)
+    with (
+        pytest.raises(UserError, match=rf"{name} is a pipe, a socket or a device; remove it"),
+        Run(tmp_path / "run").held(language_model(tmp_path)),
+    ):
+        raise AssertionError("the run was taken")
 
 
 def test_a_study_is_not_written_through_a_link(tmp_path, capsys, monkeypatch):

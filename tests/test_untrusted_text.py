@@ -20,10 +20,10 @@ from synthesizer.benchmark.write import write as write_bench
 from synthesizer.cli import main
 from synthesizer.experiment.progress import Lines
 from synthesizer.report.page import Section, page
-from synthesizer.report.tables import fenced, markdown, no_formula, plain
+from synthesizer.report.tables import markdown, no_formula
 from synthesizer.report.write import write_report
 from synthesizer.study.live_table import RowStatus, StatusLines
-from synthesizer.untrusted import printable
+from synthesizer.untrusted import fenced, plain, printable
 from test_report import make_study
 from tiny import environment
 
@@ -261,6 +261,7 @@ def test_a_live_table_on_a_real_terminal_shows_labels_as_text():
     script = (
         "from synthesizer.study.live_table import LiveTable, RowStatus\n"
         f"board = LiveTable([RowStatus({HOSTILE!r}, 1, 1.0)], 1, 10)\n"
+        f"board.metric = {HOSTILE!r}\n"
         f"board.refresh(); board.say({HOSTILE!r}); board.close()\n"
     )
     ours, theirs = pty.openpty()

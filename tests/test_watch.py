@@ -45,7 +45,7 @@ def slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     script = array_script([["false"], ["synthesizer again"]], tmp_path / "study", jobs=3, gpus=1)
-    program = shlex.join([sys.executable, "-m", "synthesizer"])
+    program = shlex.join([sys.executable, "-P", "-m", "synthesizer"])
     path = tmp_path / "script.sh"
     path.write_text(script.replace(f"{program} again", f"{sys.executable} train.py"))
     return path
@@ -80,7 +80,7 @@ def test_a_plan_alone_lists_commands():
 def test_a_script_has_a_task_for_every_run(tmp_path):
     commands = [["synthesizer train a", "synthesizer train b"], ["synthesizer train c"]]
     text = array_script(commands, tmp_path / "a study", jobs=None, gpus=None)
-    program = shlex.join([sys.executable, "-m", "synthesizer"])
+    program = shlex.join([sys.executable, "-P", "-m", "synthesizer"])
     assert f"1)\n  run {program} train a\n  run {program} train b\n  ;;\n2)\n" in text
     assert "#SBATCH --array=1-2\n" in text
     assert "gpus" not in text
@@ -155,5 +155,5 @@ def test_watching_ends_with_the_last_run(study, monkeypatch):
 
 
 def test_a_directory_without_a_study_is_not_watched(tmp_path):
-    with pytest.raises(UserError, match=r"has no readable study\.json \(FileNotFoundError\)"):
+    with pytest.raises(UserError, match=r"has no readable study\.json \(FileNotFoundError"):
         watch(tmp_path)

@@ -5,8 +5,10 @@
     read_regular(path)                its text
     check_expansion(path, expanded)   a compressed file, before it is read
     check_folder_name(name, what)     text that becomes a folder
+    path_inside(folder, name)         text that names a folder in another
     check_links(folder)               a folder to write into or to delete from
     printable(text)                   text on its way to a terminal or a page
+    plain(text), fenced(code)         the same in Markdown
 
 Standard library alone: everything else may import this. SECURITY.md says what is promised.
 """
@@ -26,6 +28,8 @@ LONGEST_NAME = 200  # bytes of a folder's name; file systems end at 255
 VIRTUAL = ("/proc/", "/sys/")  # regular files that are none
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MARKUP = re.compile(r"([\\`*\[\]<>|&~])")
+_ADDRESS = re.compile(r"(?i)(\w)(://|(?<=www)\.)")  # which some readers turn into links
 _CONTROL_BUT_LINES = re.compile(rf"(?![\n\t]){_CONTROL.pattern}")
 
 
@@ -114,14 +118,25 @@ def check_folder_name(name: str, what: str) -> str:
     return name
 
 
+def path_inside(folder: Path, name: str) -> Path:
+    """The path of a name that a record of a folder gives, links resolved: never outside of it."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{printable(name)[:200]!r} is outside of {folder}")
+    return path
+
+
 def check_links(folder: Path) -> None:
-    """Refuse a folder that holds links to what is outside of it: nothing is written through one."""
+    """Refuse a folder that holds links out of it, pipes or devices: nothing is written there."""
     home = os.path.realpath(folder)
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = os.path.join(place, name)
+            mode = os.lstat(path).st_mode
+            if not any(kind(mode) for kind in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)):
+                raise UserError(f"{path} is a pipe, a socket or a device; remove it")
             target = os.path.realpath(path)
-            if os.path.islink(path) and not target.startswith(home + os.sep):
+            if stat.S_ISLNK(mode) and not target.startswith(home + os.sep):
                 raise UserError(
                     f"{path} is a link that leads out of {folder}, to {target}; "
                     "put a copy in its place, or remove it"
@@ -135,3 +150,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     pattern = _CONTROL_BUT_LINES if lines else _CONTROL
     return pattern.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def plain(text: str) -> str:
+    """Text as Markdown shows it: no link, no HTML, no emphasis, no new line."""
+    return _ADDRESS.sub(r"\1&#8203;\2", _MARKUP.sub(r"\\\1", printable(text)))
+
+
+def fenced(code: str, language: str = "") -> str:
+    """Preformatted text in Markdown, in a longer fence than any that it holds."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{fence}{language}\n{printable(code, lines=True)}\n{fence}"

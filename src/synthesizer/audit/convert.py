@@ -2,11 +2,14 @@
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -14,7 +17,7 @@ from synthesizer.audit.cost import Point, Say, most_heads
 from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Layer
 from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.record import TABLES, model_name, read_audit
+from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
 from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.models.converted import (
@@ -24,6 +27,7 @@ from synthesizer.models.converted import (
     narrowed_state,
 )
 from synthesizer.models.tables import HeadTables
+from synthesizer.untrusted import check_links, check_regular_file, fenced, plain
 
 
 def build_converted(
@@ -92,9 +96,11 @@ class Asked:
 def convert(asked: Asked, say: Say) -> int:
     """Write the converted model's folder; how many heads were replaced is returned."""
     record = read_audit(asked.audit)
-    held = {path.name for path in asked.out.iterdir()} if asked.out.exists() else set()
-    if held - ({CHECKPOINT} if asked.tuning is not None else set()):
-        raise UserError(f"{asked.out} is not empty; name another --out")
+    if os.path.lexists(asked.out):
+        own = {CHECKPOINT} if asked.tuning is not None else set()
+        if not asked.out.is_dir() or {path.name for path in asked.out.iterdir()} - own:
+            raise UserError(f"{asked.out} is not an empty directory; name another --out")
+        check_links(asked.out)
     count = _count(asked, record)
     model, tokenizer = (
         load_model(record["model"], record["metric"]),
@@ -102,7 +108,14 @@ def convert(asked: Asked, say: Say) -> int:
     )
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(asked.audit, record, record["order"][:count])
-    converted = build_converted(model, layers, chosen)
+    try:
+        converted = build_converted(model, layers, chosen)
+    except (AssertionError, AttributeError, IndexError, RuntimeError) as error:
+        cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise UserError(
+            f"{asked.audit} is an audit of another model than {record['model']} ({cause}); audit "
+            "this one"
+        ) from None
     tuned = None
     if asked.tuning is not None:
         if asked.texts is None:
@@ -122,14 +135,26 @@ def read_tables(
     path: Path, record: dict[str, Any], heads: Sequence[Sequence[int]]
 ) -> dict[int, HeadTables]:
     """The tables that an audit left for these (layer, head)s, by layer."""
-    tensors = load_file(path / TABLES)
+    file = path / TABLES
     found = {}
-    for place in sorted({layer for layer, _ in heads}):
-        size = record["layers"][place]["num_heads"]
-        whole = HeadTables(range(size), record["max_len"], record["table"])
-        whole.load_state_dict(
-            {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
-        )
+    try:
+        check_regular_file(file)
+        tensors = load_file(file)
+        for place in sorted({layer for layer, _ in heads}):
+            size = record["layers"][place]["num_heads"]
+            with torch.device("meta"):  # sizes are compared before memory is taken
+                whole = HeadTables(range(size), record["max_len"], record["table"])
+            state = {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
+            whole.load_state_dict(state, assign=True)
+            found[place] = whole
+    except UserError:
+        raise
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{file} does not fit {RECORD} ({cause}); run synthesizer audit again"
+        ) from None
+    for place, whole in found.items():
         found[place] = whole.pick(sorted(head for layer, head in heads if layer == place))
         found[place].requires_grad_(True)
     return found
@@ -143,8 +168,11 @@ def _count(asked: Asked, record: dict[str, Any]) -> int:
         if not 1 <= asked.heads <= total:
             raise UserError(f"--heads is {asked.heads}; the model has {total}: give 1 to {total}")
         return asked.heads
+    keep = float(asked.keep or 0)
+    if not 0 < keep < 1:
+        raise UserError(f"--keep is {keep}; give the share of quality to keep, as in 0.99")
     points = [Point(**point) for point in record["curve"]]
-    best = most_heads(points, (1 - float(asked.keep or 0)) * abs(record["value"]))
+    best = most_heads(points, (1 - keep) * abs(record["value"]))
     if not best.replaced:
         raise UserError(
             f"the audit shows no head that can go at --keep {asked.keep}; give a smaller share, "
@@ -171,9 +199,9 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
         }
         matter["model-index"] = [{"name": asked.out.name, "results": [result]}]
         said = (
-            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of {record['data']}, "
-            f"the original's {record['value']:.4g}; the loss of {point['cost']:.3g} has the "
-            f"interval {point['low']:.3g} to {point['high']:.3g}."
+            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of "
+            f"{plain(record['data'])}, the original's {record['value']:.4g}; the loss of "
+            f"{point['cost']:.3g} has the interval {point['low']:.3g} to {point['high']:.3g}."
         )
     elif tuned is not None:
         said = (
@@ -185,7 +213,7 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     return f"""---
 {front}
 ---
-# {base}, {count} of {len(record["order"])} heads as tables
+# {plain(base)}, {count} of {len(record["order"])} heads as tables
 
 In the heads that `config.json` names under `replaced`, attention is a learned table by distance:
 they have no query and no key projection. {said}
@@ -198,7 +226,9 @@ model = AutoModel.from_pretrained("{asked.out.name}")
 tokenizer = AutoTokenizer.from_pretrained("{asked.out.name}")
 ```
 
-Made by `{asked.command or "synthesizer convert"}`.
+Made by
+
+{fenced(asked.command or "synthesizer convert")}
 """
 
 

@@ -173,6 +173,13 @@ def encode(
         rows, num_cut = _rows(examples, metric, model, tokenizer, max_len)
     if not rows:
         raise _too_short(max_len)
+    largest = max(max(row["input_ids"], default=0) for row in rows)
+    known = getattr(model.get_input_embeddings(), "num_embeddings", largest + 1)
+    if largest >= known:
+        raise UserError(
+            f"the tokenizer gives token {largest} and the model has embeddings for {known}; put "
+            "the tokenizer that belongs to the model into its folder"
+        )
     targets = [example.target for example in examples]
     if metric == "accuracy":
         targets = [_class_number(target, model.config) for target in targets]

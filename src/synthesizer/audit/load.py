@@ -1,28 +1,49 @@
-"""Load a pretrained model and its tokenizer from a folder, a .gguf file or the hub."""
+"""Load a pretrained model and its tokenizer from a folder, a .gguf file or the hub.
 
+A folder may be anybody's: no code of it is executed, no pickle is read, no file outside of it.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from synthesizer.errors import UserError
 from synthesizer.models.interface import require_interface
+from synthesizer.untrusted import check_regular_file, read_regular
+
+WEIGHTS = "model.safetensors"
+SAFE: dict[str, Any] = {"trust_remote_code": False}
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
+_DAMAGE = (
+    AttributeError, ImportError, KeyError, OSError, RuntimeError, SafetensorError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 def load_model(name: str, metric: str | None) -> PreTrainedModel:
     """The model, as the class that its folder names; its base alone where embeddings are asked."""
     where, options = _where(name)
     try:
-        config = AutoConfig.from_pretrained(where, **options)
-        unnamed = "AutoModelForCausalLM" if options else "AutoModel"  # .gguf names no class
-        named = getattr(transformers, (config.architectures or [unnamed])[0], AutoModel)
-        chosen = AutoModel if metric == "spearman" else named
+        if Path(where).is_dir() and not options:
+            _check_folder(Path(where))
+        config = AutoConfig.from_pretrained(where, **SAFE, **options)
+        chosen = AutoModel if metric == "spearman" else _class_of(config, is_gguf=bool(options))
         model = chosen.from_pretrained(
-            where, attn_implementation="eager", dtype=torch.float32, **options
+            where,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            use_safetensors=None if options else True,
+            **SAFE,
+            **options,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except UserError:
+        raise
+    except _DAMAGE as error:
         raise _unreadable(name, error) from None
     require_interface(model)
     return model.eval()
@@ -32,8 +53,8 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
     """The tokenizer in the model's folder."""
     where, options = _where(name)
     try:
-        return AutoTokenizer.from_pretrained(where, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+        return AutoTokenizer.from_pretrained(where, **SAFE, **options)
+    except _DAMAGE as error:
         raise _unreadable(name, error) from None
 
 
@@ -68,6 +89,46 @@ def num_positions(model: PreTrainedModel) -> int | None:
         if isinstance(found, int) and found > 0:
             return found
     return None
+
+
+def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of models
+    """The class of models that a config names, if it is one; a .gguf names none."""
+    unnamed = transformers.AutoModelForCausalLM if is_gguf else AutoModel
+    named = getattr(transformers, str((config.architectures or [""])[0]), unnamed)
+    is_model = isinstance(named, type) and issubclass(named, PreTrainedModel)
+    return named if is_model else unnamed
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse weights that are no safetensors of the folder, and layers that they do not hold."""
+    config = json.loads(read_regular(folder / "config.json"))
+    index = folder / f"{WEIGHTS}.index.json"
+    if not (folder / WEIGHTS).exists() and index.exists():
+        files = sorted(
+            {str(name) for name in json.loads(read_regular(index))["weight_map"].values()}
+        )
+    else:
+        files = [WEIGHTS]
+    count = 0
+    for name in files:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{index} names {name!r}; expected .safetensors files of the same folder"
+            )
+        if not (folder / name).exists():
+            raise UserError(
+                f"{folder} holds no {name}; weights in a pickle are not read: load them where you "
+                "trust them and save them again with save_pretrained"
+            )
+        check_regular_file(folder / name)
+        with safe_open(folder / name, "pt") as file:
+            count += len(list(file.keys()))
+    layers = max(int(config.get(key) or 0) for key in _LAYERS)
+    if layers > 10 * count:  # some architectures share one layer's weights among all
+        raise UserError(
+            f"{folder}: config.json has {layers} layers and the weights {count} tensors; "
+            "check where it comes from"
+        )
 
 
 def _where(name: str) -> tuple[str, dict[str, str]]:

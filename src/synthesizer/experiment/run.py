@@ -31,6 +31,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.lock import locked
 from synthesizer.experiment.manifest import MANIFEST, REMEDY, find_damage, manifest_text
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
+from synthesizer.experiment.records import Logged, Result
 from synthesizer.untrusted import (
     check_expansion,
     check_folder_name,
@@ -40,6 +41,7 @@ from synthesizer.untrusted import (
 )
 
 STUDY = "study.json"  # what a comparison leaves beside its runs
+_READABLE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ADVICE = "the old file is intact: free some space and run the same command again"
 LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
 
@@ -204,8 +206,8 @@ class Run:
         for number, line in enumerate(whole.split("\n") if whole else [], start=1):
             try:
                 lines.append(json.loads(line))
-                int(lines[-1]["step"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                Logged.check(lines[-1])
+            except (ValueError, RecursionError):
                 raise self._damaged(f"line {number} of {name} is damaged") from None
         return lines
 
@@ -213,6 +215,7 @@ class Run:
 def parse_result(text: str) -> dict[str, Any]:
     """The record in result.json; ValueError, KeyError or TypeError where it is none."""
     result: dict[str, Any] = json.loads(text)
+    Result.check(result)
     float(result["metrics"][result["main_metric"]])
     return result
 
@@ -237,6 +240,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             members = file.infolist()
             check_expansion(path, sum(member.file_size for member in members))
             for member in members:
+                if member.flag_bits & 1 or member.compress_type not in _READABLE:
+                    raise ValueError(f"{path}: {member.filename} is encrypted or packed otherwise")
                 with file.open(member) as content:
                     read_header(content, member)
         stream.seek(0)

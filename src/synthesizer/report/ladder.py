@@ -20,7 +20,7 @@ from synthesizer.report.style import (
     to_svg,
 )
 from synthesizer.report.summary import METRICS, MINUS, MISSING, opponent_of, plain_change, span
-from synthesizer.report.tables import markdown, plain
+from synthesizer.report.tables import markdown
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,
     GROWS,
@@ -33,6 +33,7 @@ from synthesizer.study.ladder import (
     fit_ladder,
     training_flops,
 )
+from synthesizer.untrusted import plain
 
 FAR = 1000.0  # times the largest rung: a crossing beyond is not worth a number
 Table = tuple[list[str], list[list[str]]]

@@ -1,17 +1,8 @@
 """Read run directories, and study.json where `compare` wrote one (no torch).
 
-    study.json = {"command": str, "recipe": str, "margin": float | null, "match": str, "tune": int,
-                  "rows": [{"label": str, "spec": str, "runs": ["relative/path", ...],
-                            "error": str | null, "note": str | null, "left_out": str | null,
-                            "trials": [{"changes": [str, ...], "validation": float | null}, ...],
-                            "candidate": bool}, ...],
-                  "opponent": {"label": str | null, "configured": str, "how": str,
-                               "trials": [...]} | null,
-                  "looks": {"planned": [int, ...], "taken": [int, ...]} | null}
-
-Every key of it but "rows" may be missing, and others are ignored. Runs outside a study are grouped
-by recipe: those that differ in anything but synthesis and seed are never put into one table (runs
-that start from RUNS/<their synthesis>/seed<their seed> start alike).
+experiment/records.py has the types of both. Runs outside a study are grouped by recipe: those that
+differ in anything but synthesis and seed are never put into one table (runs that start from
+RUNS/<their synthesis>/seed<their seed> start alike).
 """
 
 import json
@@ -30,9 +21,10 @@ from numpy.typing import NDArray
 from synthesizer.errors import UserError
 from synthesizer.experiment.manifest import MANIFEST, find_damage
 from synthesizer.experiment.recipe import leaves
+from synthesizer.experiment.records import Study as StudyRecord
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
 from synthesizer.spec import TABLE_2, normalize_spec
-from synthesizer.untrusted import read_regular
+from synthesizer.untrusted import path_inside, read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
 PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
@@ -84,9 +76,12 @@ class Record:
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """An .npz of the run; empty where there is none that can be read."""
         try:
-            return read_arrays(self.path / name)
+            found = read_arrays(self.path / name)
         except (OSError, ValueError, EOFError, BadZipFile, zlib.error):
             return {}
+        return {
+            key: array for key, array in found.items() if array.ndim and array.dtype.kind in "biuf"
+        }
 
     def samples(self) -> list[dict[str, str]]:
         """What samples.txt shows."""
@@ -204,8 +199,9 @@ def _check_recipe(stored: dict[str, Any]) -> None:
     for name in ("name", "task", "synthesis"):
         if not isinstance(stored[name], str):
             raise TypeError(name)
-    int(stored["seed"])
-    int(stored["train"]["steps"])
+    for number in (stored["seed"], stored["train"]["steps"]):
+        if not isinstance(number, int):
+            raise TypeError("seed or steps")
 
 
 def _disagreement(recipe: dict[str, Any], result: dict[str, Any]) -> str | None:
@@ -228,6 +224,7 @@ def _read_study(file: Path, verify: bool) -> Study:
     home = file.parent
     try:
         stored = json.loads(read_regular(file))
+        StudyRecord.check(stored)
         rows = tuple(_read_row(home, row, verify) for row in stored["rows"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
@@ -241,10 +238,7 @@ def _read_study(file: Path, verify: bool) -> Study:
 
 
 def _read_row(home: Path, row: dict[str, Any], verify: bool) -> Row:
-    for run in row["runs"]:
-        if Path(run).is_absolute() or ".." in Path(run).parts:
-            raise UserError(f"the run {run!r} of row {row['label']!r} is outside of {home}")
-    paths = [home / run for run in row["runs"]]
+    paths = [path_inside(home, run) for run in row["runs"]]
     runs = [
         read_run(path, verify=verify)
         for path in paths

@@ -99,7 +99,7 @@ def varied_table(study: Study, metric: str) -> Table | None:
         return None
     names = [", ".join(plain_change(change) for change in varied) for varied in values]
     cells: dict[str, list[str]] = {}
-    for row in study.rows:
+    for row in filter(lambda row: row.varied, study.rows):
         name = row.label.removesuffix("".join(f", {plain_change(change)}" for change in row.varied))
         line = cells.setdefault(name, [span([])] * len(values))
         line[values.index(row.varied)] = _mean_sd(row, (metric,))

@@ -40,7 +40,8 @@ from synthesizer.report.plots import (
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import floors, reliability
 from synthesizer.report.summary import MISSING, Opponent, Summary, machines
-from synthesizer.report.tables import TERMS, cells, fenced, markdown, plain
+from synthesizer.report.tables import TERMS, cells, markdown
+from synthesizer.untrusted import fenced, plain
 
 MOST_SAMPLES = 3
 DIFFERENCES = (

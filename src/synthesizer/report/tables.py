@@ -12,15 +12,13 @@ from textwrap import fill
 from synthesizer.report.reliability import worst
 from synthesizer.report.summary import MISSING, Line, Summary
 from synthesizer.study.sequential import NOT_JUDGED
-from synthesizer.untrusted import printable
+from synthesizer.untrusted import plain, printable
 
 NAME = 18  # letters of a row's name on a line of a terminal
 
 Value = float | int | str | None
 
 _FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
-_MARKUP = re.compile(r"([\\`*\[\]<>|&~])")
-_ADDRESS = re.compile(r"(?i)(\w)(://|(?<=www)\.)")  # which some readers turn into links
 
 
 TERMS = {
@@ -160,17 +158,6 @@ def no_formula(words: str) -> str:
     Also after a semicolon, which begins a new cell in some countries' spreadsheets.
     """
     return _FORMULA.sub(r"\1'\2", printable(words, lines=True))
-
-
-def plain(words: str) -> str:
-    """Text as Markdown shows it: no link, no HTML, no emphasis, no new line."""
-    return _ADDRESS.sub(r"\1&#8203;\2", _MARKUP.sub(r"\\\1", printable(words)))
-
-
-def fenced(code: str) -> str:
-    """Preformatted text in Markdown, in a longer fence than any that it holds."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
-    return f"{fence}\n{printable(code, lines=True)}\n{fence}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -190,7 +190,9 @@ class LiveTable(StatusLines):
         """Columns of a fixed width, so that nothing moves but the numbers."""
         whole = f"{self._count()} runs, {self._left()} left in all"
         done = ", once done on test" if self.split == "test" else ""
-        meaning = " ".join(filter(None, ["metric:", self.metric, f"on validation{done}"]))
+        meaning = " ".join(
+            filter(None, ["metric:", escape(printable(self.metric)), f"on validation{done}"])
+        )
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
         table.caption, table.caption_justify = f"{whole}\n{meaning}", "left"
         longest = max(len(status.label) for status in self.rows)

@@ -51,7 +51,8 @@ def array_script(
     runs: Sequence[Sequence[str]], folder: Path, *, jobs: int | None, gpus: float | None
 ) -> str:
     """The script of runs, each a list of commands that follow each other."""
-    program = shlex.join([sys.executable, "-m", "synthesizer"])
+    # -P: a json.py in the directory where the tasks start is not imported.
+    program = shlex.join([sys.executable, "-P", "-m", "synthesizer"])
     tasks = []
     for number, commands in enumerate(runs, start=1):
         tasks.append(f"{number})")

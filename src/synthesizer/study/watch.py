@@ -11,9 +11,10 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import parse_recipe
+from synthesizer.experiment.records import Study
 from synthesizer.experiment.run import STUDY, Run
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
-from synthesizer.untrusted import read_regular
+from synthesizer.untrusted import path_inside, read_regular
 
 EVERY = 2.0  # seconds between reads of the directories
 SILENT = 300.0  # seconds without a new line after which a run is named
@@ -86,16 +87,17 @@ def watch(folder: Path, *, plain: bool = False) -> None:
     """Show how the runs of a study go until all are finished."""
     try:
         stored = json.loads(read_regular(folder / STUDY))
+        Study.check(stored)
         rows = [row for row in stored["rows"] if not row.get("left_out")]
         runs = [
-            Seen(number, Run(folder / path))
+            Seen(number, Run(path_inside(folder, path)))
             for number, row in enumerate(rows)
             for path in row["runs"]
         ]
         steps = parse_recipe(stored["shared"]).train.steps
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{folder} has no readable {STUDY} ({type(error).__name__}); "
+            f"{folder} has no readable {STUDY} ({type(error).__name__}: {error}); "
             "name the directory of a comparison"
         ) from None
     table = [RowStatus(row["label"], len(row["runs"]), 0.0) for row in rows]

@@ -34,6 +34,7 @@ from synthesizer.training.checkpoint import (
 )
 from synthesizer.training.decode_speed import PROMPTS, Decoded, continuations, decode
 from synthesizer.training.evaluate import evaluate, first_examples
+from synthesizer.untrusted import fenced, plain
 
 INSPECTED = 8  # examples
 
@@ -186,7 +187,7 @@ def measure(path: Path, split: str, checkpoint: str | None, *, verify: bool = Tr
 def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
     """README.md of model/: what it is, how well it does, and the recipe that makes it again."""
     metrics = [
-        f"| {name} | {value:.4f} | {result['signatures'].get(name, '')} |"
+        f"| {plain(name)} | {value:.4f} | {plain(result['signatures'].get(name, ''))} |"
         for name, value in result["metrics"].items()
     ]
     parts = [f"| {part} | {count:,} |" for part, count in result["parameters"].items()]
@@ -197,7 +198,7 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             "tags:",
             "- synthesizer",
             "---",
-            f"# {recipe.name} with {recipe.synthesis} attention",
+            f"# {plain(recipe.name)} with {plain(recipe.synthesis)} attention",
             "",
             f"Trained for {recipe.task} by `synthesizer`; seed {recipe.seed}, "
             f"recipe {result['recipe_hash']}, {result['steps']} steps.",
@@ -211,9 +212,7 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             "|---|---|",
             *parts,
             "",
-            "```toml",
-            dump(recipe).rstrip(),
-            "```",
+            fenced(dump(recipe).rstrip(), "toml"),
             "",
         ]
     )

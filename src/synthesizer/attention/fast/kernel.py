@@ -210,15 +210,17 @@ def _open_checked(path: Path) -> int:
     """Open a library that nobody else can have written and that is as it was built."""
     again = f"set {HOME} to a folder of your own and run python -m synthesizer.fast"
     try:
-        problem = who_else_may_write(path)
+        # Resolved once: nobody else can exchange a link between the check and the opening.
+        home, real = Path(os.path.realpath(path.parent)), os.path.realpath(path)
+        problem = who_else_may_write(Path(real))
         if problem is not None:
             raise UserError(f"{problem}; {again}")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(os.path.realpath(path), flags), "rb") as file:
+        with os.fdopen(os.open(real, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
                 raise UserError(f"{path} is not a regular file of this user; {again}")
-            if hashlib.file_digest(file, "sha256").hexdigest() != _written_digest(path):
+            if hashlib.file_digest(file, "sha256").hexdigest() != _written_digest(home / path.name):
                 raise UserError(f"{path} is not what was built: its sha256 differs; {again}")
             return os.dup(file.fileno())
     except OSError as error:
