@@ -85,3 +85,22 @@ def test_the_audit_of_minilm_says_what_its_curve_shows():
     control = {point["replaced"]: point["value"] for point in record["control"]}
     for point in points:
         assert point.value > control.get(point.replaced, 0) + 1
+
+
+def test_tuned_heads_score_what_the_docs_say():
+    rows = json.loads((RESULTS / "audit-minilm" / "converted.json").read_text())
+    found = {
+        (row["model"].split(" --texts")[0], row["split"]): row["spearman"]
+        for row in rows
+        if "before cosines" not in row["model"]
+    }
+    for heads, rate, scores in ((48, "1e-4", ("86.70", "83.00")), (72, "4e-4", ("85.02", "80.39"))):
+        tuned = f"convert --heads {heads} --tune 200 --tune-all --tune-rate {rate}"
+        assert tuple(f"{found[tuned, split]:.2f}" for split in ("validation", "test")) == scores
+
+
+def test_the_atom_mapping_head_is_called_a_content_head():
+    record = json.loads((RESULTS / "audit-rxnmapper" / "audit.json").read_text())
+    (head,) = [h for h in record["heads"] if (h["layer"], h["head"]) == (10, 5)]
+    assert head["kind"] == "content"
+    assert max(head["by_offset"], head["by_position"]) < 0.15
