@@ -29,6 +29,7 @@ def test_every_command_can_be_planned(command):
     recipe, pairs = options(command)
     values = {name: [value for key, value in pairs if key == name] for name, _ in pairs}
     known = {"--synthesis", "--pretrain", "--against", "--vary", "--set", "--out"}
+    known |= {"--ladder", "--seeds", "--opponent"}
     assert values.keys() <= known
     specs = [normalize_spec(spec) for spec in values.get("--synthesis", [])] or ["dot", "random"]
     assert {normalize_spec(row) for row in values.get("--against", [])} <= set(specs)
