@@ -131,7 +131,7 @@ def compare(
     ladder: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Also train every variant at so many sizes less one below RECIPE's."
+            metavar="N", min=2, help="Train every variant at N sizes, RECIPE's the largest."
         ),
     ] = None,
     against: Annotated[
