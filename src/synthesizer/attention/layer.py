@@ -110,7 +110,10 @@ class TokenMixer(nn.Module):
         raise NotImplementedError
 
     def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout."""
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
+
+        The output is made of these very weights, so that gradients reach them.
+        """
         raise NotImplementedError
 
     def resize(self, max_len: int) -> None:
@@ -169,14 +172,16 @@ class SyntheticAttention(TokenMixer):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         call = self._call(x, inputs)
         y = fast.attend(self.synthesis, call, self.path)
-        return self._attend(call)[0] if y is None else self.output(y)
+        return self._sum(call, self._weights(call)) if y is None else self.output(y)
 
     def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """The output (B, T, D) and the weights (B or 1, H, T, S) behind it, before dropout.
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
 
         Behind a window, a cache holds fewer than S keys: the weights are those of the held ones.
         """
-        return self._attend(self._call(x, Inputs(**inputs)))
+        call = self._call(x, Inputs(**inputs))
+        weights = self._weights(call).expand(x.shape[0], -1, -1, -1)
+        return self._sum(call, weights), weights
 
     def weights(self, x: Tensor, **inputs: Any) -> Tensor:  # noqa: ANN401
         """Attention weights (B, H, T, S): rows sum to one, no dropout."""
@@ -245,10 +250,9 @@ class SyntheticAttention(TokenMixer):
         column = self.synthesis.last_column(x, positions, key_positions, is_last)
         return column if bias is None or column is None else bias + column
 
-    def _attend(self, call: fast.Call) -> tuple[Tensor, Tensor]:
-        weights = self._weights(call)
+    def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
         dropped = drop_weights(weights, call.dropout, shared=not self.synthesis.depends_on_input)
-        return self.output(weighted_sum(dropped, call.values)), weights
+        return self.output(weighted_sum(dropped, call.values))
 
     def _weights(self, call: fast.Call) -> Tensor:
         num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device

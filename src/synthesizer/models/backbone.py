@@ -1,6 +1,5 @@
 """The body of every model: embeddings, an encoder and a decoder, in Hugging Face's terms."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -120,12 +119,14 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutput | Seq2SeqStatesOutput:
         wanted = self._wanted(use_cache, output_attentions, output_hidden_states)
-        if self.config.kind == "encoder_decoder" and decoder_input_ids is None:
+        given = decoder_input_ids is not None or decoder_inputs_embeds is not None
+        if self.config.kind == "encoder_decoder" and not given:
             raise UserError("an encoder-decoder needs decoder_input_ids, or labels to make them of")
         if encoder_outputs is None:
             x = self._embed(input_ids, inputs_embeds)
@@ -136,7 +137,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
                 return encoder_outputs
         if not isinstance(encoder_outputs, ModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
-        x = self._embed(decoder_input_ids, None)
+        x = self._embed(decoder_input_ids, decoder_inputs_embeds, "decoder_")
         memory = encoder_outputs.last_hidden_state
         decoded = self._decode(
             x, decoder_attention_mask, None, past_key_values, wanted, memory, attention_mask
@@ -217,9 +218,11 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         inputs = Inputs(mask, None if positions is counted else positions)
         return Context(inputs, positions, keep_weights=wanted.attentions)
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    def _embed(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, side: str = ""
+    ) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
-            raise UserError("give input_ids or inputs_embeds, and not both")
+            raise UserError(f"give {side}input_ids or {side}inputs_embeds, and not both")
         x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         return x * self.config.d_model**0.5
 
@@ -305,13 +308,8 @@ def _as_output(output: StackOutput, wanted: Wanted, cache: Cache | None) -> Stat
         last_hidden_state=output.x,
         past_key_values=cache,
         hidden_states=tuple(output.states) if wanted.states else None,
-        attentions=_expanded(output.weights, output.x) if wanted.attentions else None,
-        cross_attentions=_expanded(output.cross_weights, output.x) if wanted.attentions else None,
+        attentions=tuple(output.weights) if wanted.attentions else None,
+        cross_attentions=tuple(output.cross_weights) if wanted.attentions else None,
         num_steps=output.num_steps,
         ponder_cost=output.ponder_cost,
     )
-
-
-def _expanded(weights: Sequence[Tensor | None], x: Tensor) -> tuple[Tensor | None, ...]:
-    """One (B, H, T, S) per layer; None where a layer has no attention."""
-    return tuple(None if w is None else w.expand(x.shape[0], -1, -1, -1) for w in weights)

@@ -1,9 +1,10 @@
 """What Hugging Face's `generate` needs of a Synthesizer: its length limit and its cache."""
 
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache
@@ -35,7 +36,7 @@ class SynthesizerGeneration:
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        self._check_length(generation_config.max_length)
+        self._check_length(max_cache_length + 1)  # with a prompt of embeddings, unlike max_length
         self._check_padding(model_kwargs.get("attention_mask"))
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
@@ -51,6 +52,7 @@ class SynthesizerGeneration:
             layers = self.config.num_decoder_layers if seq2seq else self.config.num_layers
             model_kwargs["past_key_values"] = new(layers)
 
+    @wraps(GenerationMixin.prepare_inputs_for_generation)  # `generate` asks its signature
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
         """Keep from the model what `generate` needs itself: the tokenizer of stop_strings."""
         kwargs.pop("tokenizer", None)

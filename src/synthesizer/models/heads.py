@@ -64,7 +64,7 @@ class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, Generatio
         self.post_init()
 
 
-class SynthesizerForCausalLM(LanguageModel):
+class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
     """A decoder that predicts each next token."""
 
     kind = "decoder"
@@ -78,12 +78,16 @@ class SynthesizerForCausalLM(LanguageModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],
     ) -> CausalLMOutput:
-        """Labels are the inputs themselves: the model shifts them; -100 is not scored."""
+        """Labels are the inputs themselves: the model shifts them; -100 is not scored.
+
+        shift_labels, already shifted, take their place where they are given.
+        """
         refuse_packed(options)
         output = self.model(
             input_ids=input_ids,
@@ -96,10 +100,11 @@ class SynthesizerForCausalLM(LanguageModel):
         )
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         loss = None
-        if labels is not None:
+        if labels is not None and shift_labels is None:
             # the labels move, not the logits: cutting off their last row would copy them all
-            targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            loss = model_loss(self, logits, targets, num_items_in_batch, output.ponder_cost)
+            shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if shift_labels is not None:
+            loss = model_loss(self, logits, shift_labels, num_items_in_batch, output.ponder_cost)
         return CausalLMOutput(
             loss=loss,
             logits=logits,
@@ -110,7 +115,7 @@ class SynthesizerForCausalLM(LanguageModel):
         )
 
 
-class SynthesizerForConditionalGeneration(LanguageModel):
+class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
     """An encoder and a decoder: from one text to another."""
 
     kind = "encoder_decoder"
@@ -136,6 +141,7 @@ class SynthesizerForConditionalGeneration(LanguageModel):
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
@@ -144,7 +150,7 @@ class SynthesizerForConditionalGeneration(LanguageModel):
     ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
         refuse_packed(options)
-        if labels is not None and decoder_input_ids is None:
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         output = self.model(
             input_ids=input_ids,
@@ -154,6 +160,7 @@ class SynthesizerForConditionalGeneration(LanguageModel):
             encoder_outputs=encoder_outputs,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **options,
         )
@@ -177,7 +184,11 @@ class SynthesizerForConditionalGeneration(LanguageModel):
 
 
 class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
-    """An encoder whose pooled states name a class, or a number where num_labels is 1."""
+    """An encoder whose pooled states name a class, or a number where num_labels is 1.
+
+    Labels (B, num_labels) of 0 and 1 are several labels at once. The config's problem_type, if
+    given, decides: "regression", "single_label_classification", "multi_label_classification".
+    """
 
     def __init__(self, config: SynthesizerConfig) -> None:
         super().__init__(config.of_kind("encoder"))
@@ -207,12 +218,21 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         pooled = pool(output.last_hidden_state, attention_mask, self.config.pooling)
         logits = self.score(self.dropout(pooled))
         loss = None
-        if labels is not None and self.config.num_labels == 1:
-            errors = F.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction="sum")
-            loss = errors / (len(labels) if num_items_in_batch is None else num_items_in_batch)
-            loss = _with_ponder_cost(self, loss, labels, num_items_in_batch, output.ponder_cost)
-        elif labels is not None:
+        problem = None if labels is None else self._problem_type(labels)
+        if problem == "single_label_classification":
             loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
+        elif labels is not None:
+            if labels.numel() != logits.numel():
+                raise UserError(
+                    f"labels have shape {tuple(labels.shape)} for {problem}; expected "
+                    f"{tuple(logits.shape)}, a number for each example and label"
+                )
+            numbers = labels.to(logits.dtype).view_as(logits)
+            is_regression = problem == "regression"
+            distance = F.mse_loss if is_regression else F.binary_cross_entropy_with_logits
+            count = labels.numel() if num_items_in_batch is None else num_items_in_batch
+            loss = distance(logits, numbers, reduction="sum") / count
+            loss = _with_ponder_cost(self, loss, labels, num_items_in_batch, output.ponder_cost)
         return ClassifierOutput(
             loss=loss,
             logits=logits,
@@ -220,6 +240,15 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
             attentions=output.attentions,
             num_steps=output.num_steps,
         )
+
+    def _problem_type(self, labels: Tensor) -> str:
+        """What the config says, or labels of this shape mean."""
+        if self.config.problem_type is not None:
+            return self.config.problem_type
+        if self.config.num_labels == 1:
+            return "regression"
+        one_each = labels.numel() == labels.shape[0]
+        return "single_label_classification" if one_each else "multi_label_classification"
 
 
 def model_loss(

@@ -191,22 +191,25 @@ class Layer(GradientCheckpointingLayer):
         x: Tensor,
         context: Context,
         cache: Cache | None = None,
-        memory: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        memory_keys: Tensor | None = None,
+        memory_values: Tensor | None = None,
     ) -> LayerOutput:
-        x, weights = self._self_attention(x, context, cache)
-        x, cross_weights = self._cross_attention(x, context, memory)
+        """Tensors with a gradient are arguments of their own: reentrant checkpoints need that."""
+        x, weights = self._self_attention(x, context, cache, bias)
+        x, cross_weights = self._cross_attention(x, context, memory_keys, memory_values)
         y = self.feed_forward(self._enter(x, self.feed_forward_norm))
         return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
 
     def _self_attention(
-        self, x: Tensor, context: Context, cache: Cache | None
+        self, x: Tensor, context: Context, cache: Cache | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if self.attention is None:
             if cache is not None:
                 cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
             return x, None
         x_in, weights = self._enter(x, self.attention_norm), None
-        bias = context.inputs.bias if self.has_logits else None
+        bias = bias if self.has_logits else None
         given = vars(replace(context.inputs, bias=bias, cache=cache))
         if context.keep_weights:
             y, weights = self.attention.attend(x_in, **given)
@@ -215,15 +218,15 @@ class Layer(GradientCheckpointingLayer):
         return self._leave(x, y, self.attention_norm), weights
 
     def _cross_attention(
-        self, x: Tensor, context: Context, memory: tuple[Tensor, Tensor] | None
+        self, x: Tensor, context: Context, keys: Tensor | None, values: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        if self.cross is None or memory is None:
+        if self.cross is None or keys is None or values is None:
             return x, None
         x_in, weights = self._enter(x, self.cross_norm), None
         if context.keep_weights:
-            y, weights = self.cross.attend(x_in, *memory, attention_mask=context.memory_mask)
+            y, weights = self.cross.attend(x_in, keys, values, attention_mask=context.memory_mask)
         else:
-            y = self.cross(x_in, *memory, attention_mask=context.memory_mask)
+            y = self.cross(x_in, keys, values, attention_mask=context.memory_mask)
         return self._leave(x, y, self.cross_norm), weights
 
     def _enter(self, x: Tensor, norm: nn.Module | None) -> Tensor:
@@ -299,7 +302,8 @@ class Stack(nn.Module):
             x,
             context,
             None if caches is None else caches[index if step is None else step],
-            None if memories is None else memories[index],
+            context.inputs.bias,
+            *((None, None) if memories is None else memories[index]),
         )
         output.weights.append(weights)
         output.cross_weights.append(cross_weights)
