@@ -81,7 +81,7 @@ class Queue(NamedTuple):
 
     x: Tensor  # (B, T, D)
     real: Tensor | None  # (B, T), by slot; None where all are
-    order: Tensor | None  # (B, T), the slot each token came from; None where none has moved
+    places: Tensor | None  # (B, T), by slot: where its token stands now; None where none has moved
 
 
 def move_to_front(x: Tensor, attention_mask: Tensor | None) -> Queue:
@@ -92,14 +92,17 @@ def move_to_front(x: Tensor, attention_mask: Tensor | None) -> Queue:
     x = x.masked_fill(~real[..., None], 0.0)
     if hides_only_the_end(real):
         return Queue(x, real, None)
-    order = (~real).int().argsort(dim=1, stable=True)
-    return Queue(x.take_along_dim(order[..., None], dim=1), real, order)
+    # counted, not sorted: ONNX has no stable sort
+    number = real.cumsum(1)
+    places = torch.where(real, number, number[:, -1:] + (~real).cumsum(1)) - 1
+    moved = torch.zeros_like(x).scatter(1, places[..., None].expand_as(x), x)
+    return Queue(moved, real, places)
 
 
 def move_back(y: Tensor, queue: Queue) -> Tensor:
     """Move outputs (B, T, D) back to the slots of their tokens; padding gets zeros."""
-    if queue.order is not None:
-        y = torch.zeros_like(y).scatter(1, queue.order[..., None].expand_as(y), y)
+    if queue.places is not None:
+        y = y.gather(1, queue.places[..., None].expand_as(y))
     return y if queue.real is None else y.masked_fill(~queue.real[..., None], 0.0)
 
 
@@ -107,12 +110,13 @@ def convolve(x: Tensor, weights: Tensor) -> Tensor:
     """Sum x (B, T + W - 1, D) by weights (1 or B, 1 or T, H, W) around each token: (B, T, D).
 
     A narrow kernel is shifted and added; a wide one becomes a band matrix, multiplied in blocks.
+    Blocks depend on the length: an exported program, for every length, shifts and adds.
     """
     weights = weights.to(x.dtype)
     width = weights.shape[-1]
     x = x.unflatten(-1, (weights.shape[2], -1))  # (B, P, H, K)
     length = x.shape[1] - width + 1
-    if width <= SHIFTED:
+    if width <= SHIFTED or torch.compiler.is_exporting():
         return _shift_and_add(x, weights, length).flatten(-2)
     block = max(BLOCK, width - 1)
     if length <= block:

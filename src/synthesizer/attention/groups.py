@@ -59,7 +59,7 @@ class Grouped(Synthesis):
     ) -> Tensor:
         parts = zip(self.groups, self.split_keys(keys), strict=True)
         each = [group(x, kept, positions, key_positions) for group, kept in parts]
-        batch = max((logits.shape[0] for logits in each), key=lambda size: size != 1)
+        batch = torch.broadcast_shapes(*(logits.shape[:1] for logits in each))[0]
         return torch.cat([logits.expand(batch, -1, -1, -1) for logits in each], dim=1)
 
     def last_column(

@@ -228,7 +228,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
 
     def _wanted(self, cache: bool | None, attentions: bool | None, states: bool | None) -> Wanted:
         config = self.config
-        cache = config.use_cache and not self.training if cache is None else cache
+        if cache is None:  # an exported program returns tensors alone
+            exporting = torch.compiler.is_exporting()
+            cache = config.use_cache and not self.training and not exporting
         return Wanted(
             cache=cache and not (self.training and self.is_gradient_checkpointing),
             attentions=config.output_attentions if attentions is None else attentions,

@@ -98,6 +98,8 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         skips = call.window is not None and num_queries > max(2 * call.window, 4 * SHORT)
         if not skips or compiling or call.source == EXPLICIT or not packs:
             return Choice("fused", "one bilinear term, whatever the positions")
+    if torch.compiler.is_exporting():
+        return Choice("plain", "an exported program has PyTorch's own operators alone")
     if call.source == EXPLICIT:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
@@ -142,9 +144,11 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     if chosen == "fused":
         assert isinstance(synthesis, DotProduct)
         assert keys is not None
-        if mask is None and call.window is None and num_queries in (1, num_keys):
+        # asked in this order, an export with any length is not bound to more than one token
+        is_square = bool(num_queries == num_keys)
+        if mask is None and call.window is None and (is_square or num_queries == 1):
             # the kernel knows causality and nothing else
-            is_causal = call.causal and num_queries > 1
+            is_causal = call.causal and is_square
             return _fused(synthesis, x, keys, values, None, is_causal, call.query_positions)
         visible = visible_keys(mask, call.causal, num_queries, num_keys, device, call.window)
         return _fused(synthesis, x, keys, values, visible, False, call.query_positions)
