@@ -3,6 +3,7 @@
 #   make run      the main job            make check    ruff and mypy
 #   make test     the tests               make floor    the model tests on the oldest transformers
 #   make gpu      the GPU kernels, interpreted and compiled: triton, 286 MB; no GPU is needed
+#   make hf-suite TRANSFORMERS=DIR  Hugging Face's own tests, from its sources (docs/hugging_face.md)
 #   make torture  kills, damaged files and absurd recipes, for up to 20 minutes (docs/reliability.md)
 # PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--index-url ..." reaches pip.
 
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 JOBS ?= 2
 
-.PHONY: run test slow check format floor gpu torture clean
+.PHONY: run test slow check format floor gpu torture hf-suite clean
 
 run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
@@ -42,6 +43,10 @@ gpu: $(VENV)/ready
 
 torture: $(VENV)/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/torture.py --seconds 380
+
+hf-suite: $(VENV)/ready
+	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) parameterized
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hugging_face_suite.py $(TRANSFORMERS)
 
 # The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -24,7 +24,9 @@ import synthesizer.models
 from synthesizer import SynthesizerConfig
 from synthesizer.models.cache import SynthesizerCache
 
-DIRECTORY = "TRANSFORMERS_SOURCE"  # the environment variable that tells pytest's import of this file
+DIRECTORY = (
+    "TRANSFORMERS_SOURCE"  # the environment variable that tells pytest's import of this file
+)
 SYNTHESES = ["dot", "random", "random+dot", "dense"]
 KINDS = {
     "decoder": ("SynthesizerModel", "SynthesizerForCausalLM"),
@@ -91,16 +93,20 @@ class ValuesAlone:
 
 def missing(directory):
     """The test modules that this directory does not hold."""
-    return [name for name in OTHER_FOLDERS if not (directory / (name.replace(".", "/") + ".py")).exists()]
+    return [
+        name
+        for name in OTHER_FOLDERS
+        if not (directory / (name.replace(".", "/") + ".py")).exists()
+    ]
 
 
 def build_tests(directory):
     """One test class per kind of model and variant, by name."""
     sys.path.insert(0, str(directory))
     for name in missing(directory):  # imported by the model tests: stand for it by an empty mixin
-        module = types.ModuleType(name)
+        folder, module = name.rpartition(".")[0], types.ModuleType(name)
         setattr(module, OTHER_FOLDERS[name], type(OTHER_FOLDERS[name], (), {}))
-        sys.modules |= {name.rpartition(".")[0]: types.ModuleType(name.rpartition(".")[0]), name: module}
+        sys.modules |= {folder: types.ModuleType(folder), name: module}
     for names, model in NAMES.items():  # by which their tests choose labels
         getattr(modeling_auto, names)["synthesizer"] = model
     common = import_module("tests.test_modeling_common")
@@ -116,7 +122,11 @@ def build_tests(directory):
                 self.model_tester = Tester(kind, synthesis)
 
             name = f"{names[-1].removeprefix('SynthesizerFor')}_{synthesis.replace('+', '_')}"
-            body = {"setUp": set_up, "all_model_classes": classes, "is_encoder_decoder": kind == "encoder_decoder"}
+            body = {
+                "setUp": set_up,
+                "all_model_classes": classes,
+                "is_encoder_decoder": kind == "encoder_decoder",
+            }
             found[name] = type(name, tuple(bases), body)
     return found
 
@@ -125,8 +135,9 @@ def main(directory, *arguments):
     os.environ[DIRECTORY] = str(Path(directory).resolve())
     for name in missing(Path(directory)):
         print(f"{directory} does not hold {name}: its tests are not run")
-    options = ["-c", os.devnull, "--rootdir", str(Path(__file__).parent), "-p", "no:cacheprovider", "-q", "--tb=short", "-rfE"]
-    return pytest.main([__file__, *options, "-W", "ignore", *arguments])
+    options = ["-q", "--tb=short", "-rfE", "-W", "ignore", "-p", "no:cacheprovider"]
+    apart = ["-c", os.devnull, "--rootdir", str(Path(__file__).parent)]  # not by our own settings
+    return pytest.main([__file__, *apart, *options, *arguments])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
 """What programs on top of Hugging Face's `generate` and forward ask of a model."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError
@@ -74,3 +79,46 @@ def test_prompts_padded_on_the_right_are_refused_by_name():
     with pytest.raises(UserError, match=r"a prompt ends in padding .* pad on the left: tokenizer"):
         model.generate(IDS.repeat(2, 1), attention_mask=mask, max_new_tokens=2)
     model.generate(IDS.repeat(2, 1), attention_mask=mask.flip(1), max_new_tokens=2)
+
+
+def test_the_example_of_lora_in_the_docs_runs(tmp_path, monkeypatch):
+    """A table's adapter learns, is saved and loaded, and merges into the table."""
+    pytest.importorskip("peft")
+    page = Path(__file__).parents[1] / "docs" / "hugging_face.md"
+    (example,) = re.findall(r"```python\n(from peft .*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    build(SynthesizerForCausalLM, "random+dot").save_pretrained("base")
+    names = {"ids": IDS}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(example, names)
+    adapted, merged = names["again"], names["merged"]
+    grown = [name for name, p in names["adapted"].named_parameters() if p.requires_grad]
+    assert {name.split(".")[-4] for name in grown} == {"0", "value", "output"}
+    plain = AutoModelForCausalLM.from_pretrained("base")
+    before, after = plain(IDS).logits, adapted(IDS).logits
+    assert not torch.allclose(before, after, atol=1e-4)
+    torch.testing.assert_close(merged(IDS).logits, after, atol=1e-5, rtol=1e-4)
+    table = "model.decoder.layers.0.attention.synthesis.parts.0.table"
+    assert not torch.equal(merged.get_parameter(table), plain.get_parameter(table))
+
+
+def test_an_adapter_that_would_not_reach_the_keys_is_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_parameters=["synthesis.wk"])
+    adapted = peft.get_peft_model(build(SynthesizerForCausalLM, "dot"), config)
+    with pytest.raises(UserError, match="an adapter on wk of DotProduct does not reach its keys"):
+        adapted(IDS)
+
+
+def test_a_folder_opened_before_the_import_fails_with_the_message_that_the_docs_quote(
+    tmp_path, monkeypatch
+):
+    build(SynthesizerForCausalLM).save_pretrained(tmp_path)
+    known = {k: v for k, v in CONFIG_MAPPING._extra_content.items() if k != "synthesizer"}
+    monkeypatch.setattr(CONFIG_MAPPING, "_extra_content", known)
+    page = (Path(__file__).parents[1] / "docs" / "hugging_face.md").read_text()
+    with pytest.raises(ValueError, match="model type `synthesizer` but Transformers does") as error:
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    (quoted,) = re.findall(r"The checkpoint [^.]*", page)
+    assert " ".join(quoted.split()) in str(error.value)

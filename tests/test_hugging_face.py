@@ -207,6 +207,72 @@ def test_resizing_token_embeddings_keeps_the_old_tokens():
     torch.testing.assert_close(model(tokens).logits[..., :17], before, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("spec", ["random", "dense", "random+dot"])
+def test_gradients_reach_the_attentions_that_were_asked_for(spec):
+    model = build(SynthesizerForConditionalGeneration, spec).train()
+    tokens = ids(2, 5)
+    output = model(tokens, labels=tokens, output_attentions=True)
+    shown = [*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions]
+    for weights in shown:
+        assert weights.shape == (2, 3, 5, 5)
+        weights.retain_grad()
+    output.loss.backward()
+    assert all(weights.grad.abs().sum() > 0 for weights in shown)
+
+
+def test_embeddings_in_place_of_tokens_give_the_same():
+    model = build(SynthesizerForConditionalGeneration)
+    source, target = ids(2, 6), ids(2, 5, seed=4)
+    embed = model.get_input_embeddings()
+    by_tokens = model(source, decoder_input_ids=target).logits
+    by_vectors = model(inputs_embeds=embed(source), decoder_inputs_embeds=embed(target)).logits
+    assert torch.equal(by_tokens, by_vectors)
+
+
+def test_generation_starts_from_embeddings():
+    model, prompt = build(SynthesizerForCausalLM), ids(2, 3)
+    vectors = model.get_input_embeddings()(prompt)
+    asked = {"max_new_tokens": 4, "do_sample": False, **NO_STOP}
+    expected = model.generate(prompt, **asked)[:, 3:]
+    assert torch.equal(model.generate(inputs_embeds=vectors, **asked), expected)
+    with pytest.raises(UserError, match="asked for 9 tokens, prompt and new ones together"):
+        model.generate(inputs_embeds=vectors, max_new_tokens=6, **NO_STOP)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_reentrant_checkpoints_change_no_gradient(positions):
+    """The memory and the bias, inside other arguments, were differentiated twice."""
+    model = build(SynthesizerForConditionalGeneration, positions=positions).train()
+    tokens = ids(2, 6)
+    model(tokens, labels=tokens).loss.backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    model(tokens, labels=tokens).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], atol=1e-10, rtol=1e-10)
+
+
+def test_labels_shifted_beforehand_take_the_place_of_labels():
+    model, tokens = build(SynthesizerForCausalLM), ids(2, 6)
+    shifted = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+    expected = model(tokens, labels=tokens).loss
+    assert torch.equal(model(tokens, labels=tokens * 0, shift_labels=shifted).loss, expected)
+
+
+def test_several_labels_at_once_are_scored_one_by_one():
+    model, tokens = build(SynthesizerForSequenceClassification, num_labels=3), ids(2, 6)
+    labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    output = model(tokens, labels=labels)
+    p = output.logits.sigmoid()
+    expected = -(labels * p.log() + (1 - labels) * (1 - p).log()).mean()
+    torch.testing.assert_close(output.loss, expected)
+    model.config.problem_type = "multi_label_classification"
+    with pytest.raises(UserError, match=r"labels have shape \(2,\) for multi_label.*\(2, 3\)"):
+        model(tokens, labels=torch.tensor([0, 2]))
+
+
 def arguments(cls, folder, **changes):
     return cls(
         output_dir=str(folder),

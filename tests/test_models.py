@@ -273,9 +273,16 @@ def test_position_ids_are_used_and_must_continue_a_cache():
             "an encoder-decoder needs decoder_input_ids, or labels to make them of",
         ),
         (
+            lambda: build(SynthesizerForConditionalGeneration)(
+                ids(2, 5), decoder_input_ids=ids(2, 4), decoder_inputs_embeds=torch.ones(2, 4, 12)
+            ),
+            "give decoder_input_ids or decoder_inputs_embeds, and not both",
+        ),
+        (
             lambda: SynthesizerForCausalLM(config(kind="encoder")),
-            "a config of kind 'encoder' met a model of kind 'decoder'; leave kind out, "
-            "or make the config with kind='decoder'",
+            "this config has kind='encoder' and the model class needs 'decoder'; load it with "
+            "AutoModelForSequenceClassification.from_pretrained(...), or make a SynthesizerConfig("
+            "kind='decoder', ...)",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -85,3 +85,22 @@ def joint_length(parts: Iterable[Synthesis]) -> bool | None:
     """Whether logits made of several parts exist past max_len: where none of them forbids it."""
     said = {part.any_length for part in parts}
     return None if said == {None} else False not in said
+
+
+def unwrapped(module: nn.Module) -> Synthesis:
+    """A synthesizing function itself, where an adapter (PEFT's, on a parameter) stands for it.
+
+    The adapter acts while its forward runs: keys and the last token's logits are made outside.
+    """
+    adapted = []
+    while not isinstance(module, Synthesis):
+        adapted.append(cast("str", module.parameter_name))
+        module = cast("nn.Module", module.base_layer)
+    missed = set(adapted) if module.has_last else set(adapted) & set(module.weights)
+    if missed and (module.d_keys or module.has_last):
+        raise UserError(
+            f"an adapter on {min(missed)} of {type(module).__name__} does not reach its "
+            f"{'last sink' if module.has_last else 'keys'}; adapt other tables, or the value and "
+            "output layers"
+        )
+    return module

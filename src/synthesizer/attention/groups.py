@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.base import Synthesis, joint_length
+from synthesizer.attention.base import Synthesis, joint_length, unwrapped
 from synthesizer.errors import UserError
 
 
@@ -35,24 +35,21 @@ class Grouped(Synthesis):
 
     def keys(self, x: Tensor) -> Tensor | None:
         """Of the heads that need any, (B, some of H, S, d_keys)."""
-        each = [group.keys(x) for group in self.groups if group.d_keys]
+        each = [unwrapped(group).keys(x) for group in self.groups]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=1) if kept else None
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         parts = zip(self.groups, self.split_keys(keys), strict=True)
-        turned = [group.turn_keys(kept, positions) for group, kept in parts if kept is not None]
+        turned = [unwrapped(g).turn_keys(kept, positions) for g, kept in parts if kept is not None]
         return torch.cat(turned, dim=1)
 
     def split_keys(self, keys: Tensor | None) -> list[Tensor | None]:
         """The keys of each group."""
-        counts = [
-            n if group.d_keys else 0 for group, n in zip(self.groups, self.heads, strict=True)
-        ]
+        needs = [bool(unwrapped(group).d_keys) for group in self.groups]
+        counts = [n if needed else 0 for needed, n in zip(needs, self.heads, strict=True)]
         each = [None] * len(counts) if keys is None else keys.split(counts, dim=1)
-        return [
-            kept if group.d_keys else None for group, kept in zip(self.groups, each, strict=True)
-        ]
+        return [kept if needed else None for needed, kept in zip(needs, each, strict=True)]
 
     def forward(
         self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
@@ -68,11 +65,11 @@ class Grouped(Synthesis):
         given = (x, positions, key_positions, is_last)
         shape = (positions.shape[-1], key_positions.shape[-1])
         each = [
-            column if (column := group.last_column(*given)) is not None
+            column if (column := unwrapped(group).last_column(*given)) is not None
             else x.new_zeros(()).expand(1, count, *shape)
             for group, count in zip(self.groups, self.heads, strict=True)
         ]  # fmt: skip
-        batch = max(column.shape[0] for column in each)
+        batch = torch.broadcast_shapes(*(column.shape[:1] for column in each))[0]
         return torch.cat([column.expand(batch, -1, -1, -1) for column in each], dim=1)
 
     def resize(self, max_len: int) -> None:

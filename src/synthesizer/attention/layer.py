@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention import fast
+from synthesizer.attention.base import unwrapped
 from synthesizer.attention.masks import (
     EXPLICIT,
     check_inputs,
@@ -208,11 +209,12 @@ class SyntheticAttention(TokenMixer):
         limit = None if self.any_length else size.max_len
         check_inputs(x, size.d_model, limit, num_keys, mask, positions)
         mask = None if mask is None else mask.bool()
-        keys, values = self.synthesis.keys(x), split_heads(self.value(x), size.num_heads)
+        synthesis = unwrapped(self.synthesis)
+        keys, values = synthesis.keys(x), split_heads(self.value(x), size.num_heads)
         source, here = None, None
         if self.turns and keys is not None:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
-            keys = self.synthesis.turn_keys(keys, here)
+            keys = synthesis.turn_keys(keys, here)
         if cache is not None:
             keys, values = cache.update(keys, values)
             if values.shape[2] < num_keys:
@@ -220,7 +222,7 @@ class SyntheticAttention(TokenMixer):
                 source = EXPLICIT
             if self.window is not None and values.shape[2] > self.window:
                 _trim(cache, mask, keys, values, self.window)
-        if self.synthesis.has_last:
+        if synthesis.has_last:
             bias = self._with_last(x, mask, positions, bias, values.shape[2])
         return fast.Call(
             x,
@@ -244,14 +246,17 @@ class SyntheticAttention(TokenMixer):
         """The bias, and what the last token's own logits add to it."""
         key_positions = locate(mask, position_ids, num_keys, x.device)
         positions = key_positions[..., num_keys - x.shape[1] :]
-        is_last = torch.arange(num_keys, device=x.device) == (
-            num_keys - 1 if mask is None else last_real(mask, num_keys, 1, x.device)
-        )
-        column = self.synthesis.last_column(x, positions, key_positions, is_last)
+        if mask is None:
+            is_last = torch.arange(num_keys, device=x.device) == num_keys - 1
+        else:  # counted, not sorted: ONNX has no stable sort
+            number = mask.cumsum(-1)
+            is_last = mask & (number == number[:, -1:])
+        column = unwrapped(self.synthesis).last_column(x, positions, key_positions, is_last)
         return column if bias is None or column is None else bias + column
 
     def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
-        dropped = drop_weights(weights, call.dropout, shared=not self.synthesis.depends_on_input)
+        shared = not unwrapped(self.synthesis).depends_on_input
+        dropped = drop_weights(weights, call.dropout, shared)
         return self.output(weighted_sum(dropped, call.values))
 
     def _weights(self, call: fast.Call) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from synthesizer.attention.base import Size as Size
 from synthesizer.attention.base import Synthesis as Synthesis
-from synthesizer.attention.base import joint_length
+from synthesizer.attention.base import joint_length, unwrapped
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.reading import (
     draw_weight,
@@ -274,14 +274,14 @@ class Mixture(Synthesis):
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        each = [part.keys(x) for part in self.parts if part.d_keys]
+        each = [unwrapped(part).keys(x) for part in self.parts]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         split = keys.split(self.widths, dim=-1)
-        turned = [part.turn_keys(k, positions) for part, k in zip(self.parts, split, strict=True)]
-        return torch.cat(turned, dim=-1)
+        parts = zip(self.parts, split, strict=True)
+        return torch.cat([unwrapped(part).turn_keys(k, positions) for part, k in parts], dim=-1)
 
     def forward(
         self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
@@ -297,10 +297,11 @@ class Mixture(Synthesis):
     def last_column(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
     ) -> Tensor | None:
+        given = (x, positions, key_positions, is_last)
         columns = [
             alpha[:, None, None] * column
             for alpha, part in zip(self.alphas().unbind(-1), self.parts, strict=True)
-            if (column := part.last_column(x, positions, key_positions, is_last)) is not None
+            if (column := unwrapped(part).last_column(*given)) is not None
         ]
         return sum(columns[1:], start=columns[0]) if columns else None
 

@@ -23,7 +23,11 @@ from synthesizer.spec import (
     split_layers,
 )
 
-KINDS = ("decoder", "encoder", "encoder_decoder")
+KINDS = {  # and the class of Hugging Face that opens each
+    "decoder": "AutoModelForCausalLM",
+    "encoder": "AutoModelForSequenceClassification",
+    "encoder_decoder": "AutoModelForSeq2SeqLM",
+}
 POOLINGS = ("cls", "mean")
 
 
@@ -132,8 +136,9 @@ class SynthesizerConfig(PreTrainedConfig):
         """The same settings for a model of this kind; a config made for another is refused."""
         if self.kind not in (None, kind):
             raise UserError(
-                f"a config of kind {self.kind!r} met a model of kind {kind!r}; "
-                f"leave kind out, or make the config with kind={kind!r}"
+                f"this config has kind={self.kind!r} and the model class needs {kind!r}; load it "
+                f"with {KINDS[self.kind]}.from_pretrained(...), or make a SynthesizerConfig("
+                f"kind={kind!r}, ...)"
             )
         if self.kind == kind:
             return self

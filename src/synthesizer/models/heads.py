@@ -218,21 +218,8 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         pooled = pool(output.last_hidden_state, attention_mask, self.config.pooling)
         logits = self.score(self.dropout(pooled))
         loss = None
-        problem = None if labels is None else self._problem_type(labels)
-        if problem == "single_label_classification":
-            loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
-        elif labels is not None:
-            if labels.numel() != logits.numel():
-                raise UserError(
-                    f"labels have shape {tuple(labels.shape)} for {problem}; expected "
-                    f"{tuple(logits.shape)}, a number for each example and label"
-                )
-            numbers = labels.to(logits.dtype).view_as(logits)
-            is_regression = problem == "regression"
-            distance = F.mse_loss if is_regression else F.binary_cross_entropy_with_logits
-            count = labels.numel() if num_items_in_batch is None else num_items_in_batch
-            loss = distance(logits, numbers, reduction="sum") / count
-            loss = _with_ponder_cost(self, loss, labels, num_items_in_batch, output.ponder_cost)
+        if labels is not None:
+            loss = self._loss(logits, labels, num_items_in_batch, output.ponder_cost)
         return ClassifierOutput(
             loss=loss,
             logits=logits,
@@ -240,6 +227,28 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
             attentions=output.attentions,
             num_steps=output.num_steps,
         )
+
+    def _loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        num_items: Tensor | int | None,
+        ponder_cost: Tensor | None,
+    ) -> Tensor:
+        problem = self._problem_type(labels)
+        if problem == "single_label_classification":
+            return model_loss(self, logits, labels, num_items, ponder_cost)
+        if labels.numel() != logits.numel():
+            raise UserError(
+                f"labels have shape {tuple(labels.shape)} for {problem}; expected "
+                f"{tuple(logits.shape)}, a number for each example and label"
+            )
+        numbers = labels.to(logits.dtype).view_as(logits)
+        is_regression = problem == "regression"
+        distance = F.mse_loss if is_regression else F.binary_cross_entropy_with_logits
+        count = labels.numel() if num_items is None else num_items
+        loss = distance(logits, numbers, reduction="sum") / count
+        return _with_ponder_cost(self, loss, labels, num_items, ponder_cost)
 
     def _problem_type(self, labels: Tensor) -> str:
         """What the config says, or labels of this shape mean."""

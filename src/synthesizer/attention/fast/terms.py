@@ -100,6 +100,8 @@ def terms_of(
 def is_known(synthesis: Synthesis) -> bool:
     """Whether a synthesis is a sum of terms: two outer products have no common form."""
     parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
+    if not all(isinstance(part, Synthesis) for part in parts):
+        return False  # an adapter stands for a part: its forward alone knows the parameters
     outer = [part for part in parts if type(part) is FactorizedDense]
     unknown = [part for part in parts if type(part) not in _TERMS and part.depends_on_input]
     return len(outer) < 2 and not unknown
