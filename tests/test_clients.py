@@ -120,5 +120,5 @@ def test_a_folder_opened_before_the_import_fails_with_the_message_that_the_docs_
     page = (Path(__file__).parents[1] / "docs" / "hugging_face.md").read_text()
     with pytest.raises(ValueError, match="model type `synthesizer` but Transformers does") as error:
         AutoModelForCausalLM.from_pretrained(tmp_path)
-    (quoted,) = re.findall(r"The checkpoint [^.]*", page)
+    (quoted,) = re.findall(r'The checkpoint [^."]*', page)
     assert " ".join(quoted.split()) in str(error.value)
