@@ -59,7 +59,11 @@ def export(kind, model):
 def check(kind, model, run):
     for size in SIZES:
         given = inputs(kind, *size)
-        torch.testing.assert_close(run(**given), model(**given).logits, atol=2e-6, rtol=1e-4)
+        found, expected = run(**given), model(**given).logits
+        if kind == "decoder":  # what padding gives is nobody's concern
+            real = given["attention_mask"].bool()
+            found, expected = found[real], expected[real]
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
 
 
 def check_onnx(kind, model, program, folder):
