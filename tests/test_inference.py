@@ -231,6 +231,15 @@ def test_several_labels_a_row_are_refused(tmp_path):
         infer_recipe(str(path))
 
 
+@pytest.mark.parametrize(("rows", "share"), [(300, 0.1), (6000, 0.083), (12_000, 0.05)])
+def test_a_small_file_holds_out_enough_to_measure_on(tmp_path, rows, share):
+    found, recipe = guess(reviews(tmp_path / "reviews.csv", rows))
+    assert recipe.data.holdout == share
+    assert (f"held out: {share:.0%} of the rows for each split cut" in found.reasons) == (
+        share > 0.05
+    )
+
+
 def test_a_word_that_is_no_file_is_a_recipe(tmp_path):
     assert is_data("missing.csv")
     assert not is_data("python-docs")

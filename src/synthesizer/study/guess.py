@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer.data.columns import flat_fields, infer_columns, is_known
-from synthesizer.data.sources import Row, Source, open_source
+from synthesizer.data.sources import SPLITS, Row, Source, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import TASKS, Data, recipe_names
 
@@ -24,6 +24,7 @@ WORDS = 4  # a vocabulary of words is this many times one of pieces
 DROPOUT = (0.3, 0.5)  # tried beside the recipe's own
 LOOKS, PATIENCE = 20, 5  # evaluations of a run, and how many without a better one end it
 FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
+HELD_OUT, MOST_HELD_OUT = 500, 0.1  # rows of a split cut from train, if no larger a share of it
 LABEL_LENGTH = 40  # characters of a label, at most
 READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are examined
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -91,7 +92,7 @@ def infer_recipe(
     source = open_source(
         Data.model_validate({split: str(file) for split, file in splits.items()}), None
     )
-    sample = _sample(path, source)
+    sample, num_rows = _sample(path, source)
     columns = _Columns.of(sample, given or {})
     if task is None:
         task, reason = _guess_task(path, columns)
@@ -106,6 +107,8 @@ def infer_recipe(
     sizes, words = _sizes(task, scale, total, columns.lengths(roles))
     values = {"name": path.stem if len(splits) == 1 else path.absolute().parent.name}
     values |= {f"data.{split}": str(file) for split, file in splits.items()}
+    share = _holdout(num_rows) if len(splits) < len(SPLITS) else None
+    values |= {} if share is None else {"data.holdout": share}
     values |= {f"data.columns.{role}": column for role, column in roles.items()}
     named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
     unused = [column for column in sample[0].fields if column not in roles.values()]
@@ -119,6 +122,7 @@ def infer_recipe(
             *([f"columns: {named}"] if named else []),
             *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
             *words,
+            *([] if share is None else [f"held out: {share:.0%} of the rows for each split cut"]),
         ),
         source,
         _choices(task, scale),
@@ -133,13 +137,19 @@ def _choices(task: str, scale: Scale) -> tuple[Choice, ...]:
     return (dropout,) if task == "language_modeling" else (tokenizer, dropout)
 
 
-def _sample(path: Path, source: Source) -> list[Row]:
-    """Rows from all over the beginning: files are often sorted by label."""
+def _holdout(num_rows: int) -> float | None:
+    """The share of each split that is cut; None where the recipe's own is enough to measure on."""
+    share = min(MOST_HELD_OUT, round(HELD_OUT / num_rows, 3))
+    return share if share > Data().holdout else None
+
+
+def _sample(path: Path, source: Source) -> tuple[list[Row], int]:
+    """Rows from all over the beginning, as files are often sorted by label, and of how many."""
     rows = [row for row in islice(source.splits["train"](), READ) if not row.fault]
     if not rows:
         raise UserError(f"{path} has no readable row; expected text, or rows with columns")
     some = rows[:: max(1, len(rows) // SAMPLE)]
-    return [row._replace(fields=flat_fields(row.fields)) for row in some]
+    return [row._replace(fields=flat_fields(row.fields)) for row in some], len(rows)
 
 
 def _splits(path: Path) -> dict[str, Path]:
