@@ -105,7 +105,9 @@ def infer_recipe(
     total = _characters(path)
     scale = next(scale for scale in SCALES if total < scale.below)
     sizes, words = _sizes(task, scale, total, columns.lengths(roles))
-    values = {"name": path.stem if len(splits) == 1 else path.absolute().parent.name}
+    values: dict[str, Any] = {
+        "name": path.stem if len(splits) == 1 else path.absolute().parent.name
+    }
     values |= {f"data.{split}": str(file) for split, file in splits.items()}
     share = _holdout(num_rows) if len(splits) < len(SPLITS) else None
     values |= {} if share is None else {"data.holdout": share}
