@@ -16,6 +16,7 @@ from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
+from synthesizer.report import metric_tables
 from synthesizer.report.page import Section, page
 from synthesizer.report.plots import pareto
 from synthesizer.report.sections import notes
@@ -527,6 +528,20 @@ def test_a_reader_learns_what_to_distrust(tmp_path):
     told = "\n".join(notes(summary))
     assert "FEW TEST DOCUMENTS: the test set counts as 20.0 independent ones, fewer than 30" in told
     assert "counts as independent" not in told
+
+
+def test_the_main_metric_has_one_interval_in_all_tables(tmp_path, monkeypatch):
+    """Looks were planned, so the interval is wider than that of three seeds alone."""
+    rows = [(spec, spec, (1, 2, 3), share) for spec, share in (("dot", 0.5), ("random", 0.49))]
+    summary, _ = made(tmp_path, rows, looks={"planned": [3, 5], "taken": [3]})
+    twice = {summary.study.recipe["task"]: {"one": (summary.metric,), "two": (summary.metric,)}}
+    monkeypatch.setattr(metric_tables, "COLUMNS", twice)
+    (_, cells) = metric_tables.metric_tables(summary).differences
+    told = {
+        line.row.label: metric_tables.difference_text(line.comparison) for line in summary.lines
+    }
+    assert cells == [["random", told["random"], told["random"]]]
+    assert "[" in told["random"]
 
 
 def test_speeds_of_unlike_machines_are_not_compared(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from synthesizer.errors import UserError
 from synthesizer.report.opponent import search_table
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
@@ -72,7 +73,9 @@ def test_without_a_recorded_opponent_the_best_candidate_on_validation_is_taken(t
     assert make_study(tmp_path / "a", None).opponent.label == f"dot, {RELATIVE}"
     unknown = {**record, "label": None}
     assert make_study(tmp_path / "b", unknown).opponent.label == f"dot, {RELATIVE}"
-    assert make_study(tmp_path / "c", ["broken"], candidate=False).opponent.label == "dot"
+    assert make_study(tmp_path / "c", None, candidate=False).opponent.label == "dot"
+    with pytest.raises(UserError, match="opponent: Input should be a valid dictionary"):
+        make_study(tmp_path / "d", ["broken"])
 
 
 def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):

@@ -9,7 +9,15 @@ import numpy as np
 
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study
-from synthesizer.report.summary import MINUS, base_of, measured, plain_change, scores_of, span
+from synthesizer.report.summary import (
+    MINUS,
+    Summary,
+    base_of,
+    measured,
+    plain_change,
+    scores_of,
+    span,
+)
 from synthesizer.study.verdict import Comparison, judge
 
 Table = tuple[list[str], list[list[str]]]  # head and rows
@@ -70,8 +78,9 @@ class MetricTables:
     differences: Table
 
 
-def metric_tables(study: Study) -> MetricTables | None:
+def metric_tables(summary: Summary) -> MetricTables | None:
     """Both tables; None where runs have one metric, or no task that is known."""
+    study = summary.study
     rows = [row for row in study.rows if row.finished]
     task = str(study.recipe.get("task", ""))
     known = {
@@ -82,7 +91,7 @@ def metric_tables(study: Study) -> MetricTables | None:
     if len(shown) < 2:
         return None
     means = [[row.label, *(_mean_sd(row, keys) for keys in shown.values())] for row in rows]
-    compared = {key: _compare(study, rows, key) for keys in shown.values() for key in keys}
+    compared = {key: _compare(summary, rows, key) for keys in shown.values() for key in keys}
     others = [row for row in rows if any(row.label in found for found in compared.values())]
     differences = [
         [row.label, *(_differences(row, keys, compared) for keys in shown.values())]
@@ -110,19 +119,22 @@ def _mean_sd(row: Row, keys: Sequence[str]) -> str:
     return " / ".join(span(list(scores_of(row, key).values())) for key in keys)
 
 
-def _compare(study: Study, rows: Sequence[Row], key: str) -> dict[str, Comparison]:
-    """Compare each row's metric with that of its own dot."""
+def _compare(summary: Summary, rows: Sequence[Row], key: str) -> dict[str, Comparison]:
+    """Compare each row's metric with that of its own dot; the main metric is compared already."""
+    if key == summary.metric:
+        lines = summary.lines
+        return {line.row.label: line.comparison for line in lines if line.comparison is not None}
     found: dict[str, Comparison] = {}
     settings: dict[str, Any] = {"metric": base_metric(key), "margin": None}
     settings["higher_is_better"] = base_metric(key) not in LOWER_IS_BETTER
     for varied in dict.fromkeys(row.varied for row in rows):
         same = [row for row in rows if row.varied == varied]
-        dot = base_of(study, same[0])
+        dot = base_of(summary.study, same[0])
         if dot is None or not scores_of(dot, key):
             continue
         mine = [row for row in same if row is not dot]
         with_it = [measured(row, key) for row in mine if scores_of(row, key)]
-        compared = judge(measured(dot, key), with_it, **settings)
+        compared = judge(measured(dot, key), with_it, **settings, looks=summary.looks)
         found |= {comparison.label: comparison for comparison in compared}
     return found
 

@@ -184,7 +184,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
         ]
         rungs = ladder.read_ladder(summary.study)
         parts += ["## Ladder", *ladder.text(rungs)] if rungs else []
-        metrics = metric_tables(summary.study)
+        metrics = metric_tables(summary)
         if metrics:
             parts += ["## All metrics", markdown(*metrics.means), DIFFERENCES]
             parts += [markdown(*metrics.differences)]
@@ -228,7 +228,7 @@ def _ladder(summary: Summary, *, plots: bool) -> str:
 
 
 def _all_metrics(summary: Summary) -> str:
-    found = metric_tables(summary.study)
+    found = metric_tables(summary)
     if found is None:
         return ""
     means, differences = (table(*each, sortable=True) for each in (found.means, found.differences))

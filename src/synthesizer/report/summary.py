@@ -205,7 +205,7 @@ def summarize(study: Study) -> Summary:
         for subject, specs in _subjects(study, compared)
     )
     documents = reference is not None and reference.units is not None
-    opponents = tuple(_opponents(study, asked)) if metric in SCORES else ()
+    opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in SCORES else ()
     found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
     return Summary(*found_in, has_documents=documents, opponents=opponents)
 
