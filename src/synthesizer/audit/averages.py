@@ -92,13 +92,7 @@ class Average:
 def measure_averages(hook: Hook, batches: Iterable[Batch], max_len: int) -> list[Average]:
     """Average the attention of every layer over the texts."""
     averages = [Average(layer, max_len) for layer in hook.layers]
-    hook.observe = lambda layer, weights, visible: averages[layer].add(weights, visible)
-    try:
-        for batch in batches:
-            with torch.no_grad():
-                hook.model(**batch)
-    finally:
-        hook.observe = None
+    hook.read(batches, lambda layer, weights, seen: averages[layer].add(weights, seen))
     return averages
 
 
@@ -130,13 +124,7 @@ def explain(hook: Hook, batches: Iterable[Batch], averages: list[Average]) -> li
             logits = table.logits(size, size, *slots, has_last=not causal)
             sums[layer][row] += _squares(weights, visible_softmax(logits, seen), seen)
 
-    hook.observe = look
-    try:
-        for batch in batches:
-            with torch.no_grad():
-                hook.model(**batch)
-    finally:
-        hook.observe = None
+    hook.read(batches, look)
     return [[_explained(*column) for column in total.T.tolist()] for total in sums]
 
 

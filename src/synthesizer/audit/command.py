@@ -37,11 +37,11 @@ def audit(
         list[int] | None, typer.Option(min=1, help="Time texts of this length; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the split and the control.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the audit goes.")] = Path("audit"),
+    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("audit"),
 ) -> None:
     """Measure which heads of a pretrained Transformer need their dot products.
 
-    Replaces heads by their average attention, measures what that costs, and says how many can go.
+    Replaces heads by their average attention, measures what that costs, and says how many can be replaced.
     """
     silence_libraries()
     from synthesizer.audit.run import Asked

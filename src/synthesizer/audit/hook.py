@@ -11,7 +11,7 @@ knows its biases, windows, soft caps and sinks; so a hooked model with nothing r
 model. A layer is a call: a model that shares one attention among its layers has all of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,16 @@ class Hook:
                 "attention interface; audit a model that does, such as BERT, GPT-2, Llama or T5"
             )
         return self.layers
+
+    @torch.no_grad()
+    def read(self, batches: Iterable[Mapping[str, Any]], look: Observe) -> None:
+        """Let the model read batches, and `look` see the attention of every layer."""
+        self.observe = look
+        try:
+            for batch in batches:
+                self.model(**batch)
+        finally:
+            self.observe = None
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
