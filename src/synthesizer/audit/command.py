@@ -41,7 +41,7 @@ def audit(
 ) -> None:
     """Measure which heads of a pretrained Transformer need their dot products.
 
-    Replaces heads by their average attention, measures what that costs, and says how many can be replaced.
+    Replaces heads by their average attention, measures the cost, and says how many can be replaced.
     """
     silence_libraries()
     from synthesizer.audit.run import Asked
