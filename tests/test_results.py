@@ -104,3 +104,11 @@ def test_the_atom_mapping_head_is_called_a_content_head():
     (head,) = [h for h in record["heads"] if (h["layer"], h["head"]) == (10, 5)]
     assert head["kind"] == "content"
     assert max(head["by_offset"], head["by_position"]) < 0.15
+
+
+def test_no_head_of_gemma_is_shown_to_be_a_table():
+    record = json.loads((RESULTS / "audit-gemma" / "audit.json").read_text())
+    best = most_heads([Point(**point) for point in record["curve"]], record["margin"])
+    assert best.replaced == 0
+    assert sentence(best, 72, record["margin"], record["metric"]) == record["sentence"]
+    assert record["most_moved"] == []  # no text of the data set
