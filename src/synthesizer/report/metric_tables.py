@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from synthesizer.experiment.published import paper
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study
 from synthesizer.report.summary import (
@@ -22,10 +23,7 @@ from synthesizer.study.verdict import Comparison, judge
 
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
-_SUITES = {
-    "GLUE": ("glue", GLUE, ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")),
-    "SuperGLUE": ("superglue", SUPERGLUE, tuple(SUPERGLUE)),
-}
+_SUITES = {"GLUE": ("glue", GLUE), "SuperGLUE": ("superglue", SUPERGLUE)}
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "translation": {"BLEU": ("bleu",), "chrF": ("chrf",)},
     "language_modeling": {
@@ -55,12 +53,13 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "classification": {"accuracy, %": ("accuracy",), "macro F1": ("macro_f1",)},
     "text_to_text": {
         head: keys
-        for suite, (prefix, metrics, tasks) in _SUITES.items()
+        for suite, (prefix, metrics) in _SUITES.items()
         for head, keys in {
             suite: (prefix,),
             **{
-                f"{suite} {task}": tuple(f"{prefix}_{task}_{name}" for name in metrics[task])
-                for task in tasks
+                f"{suite} {printed}": tuple(f"{prefix}_{task}_{name}" for name in metrics[task])
+                for task, printed in paper()["tables"][prefix]["columns"].items()
+                if task != "average"
             },
         }.items()
     },
