@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention.layer import Inputs, TokenMixer, split_heads
-from synthesizer.attention.masks import check_inputs, locate
+from synthesizer.attention.masks import check_inputs, locate, without_hidden
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
@@ -135,10 +135,10 @@ class Linformer(Weightless):
         sizes = (self.size.d_model, self.size.max_len, x.shape[1])
         check_inputs(x, *sizes, attention_mask, position_ids)
         positions = locate(attention_mask, position_ids, x.shape[1], x.device)
-        kept = x if attention_mask is None else x * attention_mask[..., None].to(x.dtype)
+        x = without_hidden(x, attention_mask)
         project_value = self.project_key if self.project_value is None else self.project_value
-        keys = self._shorten(kept, self.key, self.project_key, positions)
-        values = self._shorten(kept, self.value, project_value, positions)
+        keys = self._shorten(x, self.key, self.project_key, positions)
+        values = self._shorten(x, self.value, project_value, positions)
         queries = split_heads(self.query(x), self.size.num_heads)
         rate = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(queries, keys, values, dropout_p=rate)

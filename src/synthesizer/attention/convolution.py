@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from synthesizer.attention.baselines import DynamicConv, LightConv, Weightless
 from synthesizer.attention.layer import Cache, Inputs
-from synthesizer.attention.masks import check_inputs, hides_only_the_end
+from synthesizer.attention.masks import check_inputs, hides_only_the_end, without_hidden
 from synthesizer.attention.synthesis import Size
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
@@ -46,7 +46,7 @@ class Convolution(Weightless):
         past = 0 if cache is None else cache.get_seq_length()
         check_inputs(x, self.size.d_model, None, past + x.shape[-2], attention_mask, None)
         attention_mask = None if attention_mask is None else attention_mask[:, past:]
-        queue = move_to_front(F.glu(self.value(x)), attention_mask)
+        queue = move_to_front(F.glu(self.value(without_hidden(x, attention_mask))), attention_mask)
         window = self._window(queue, cache)
         weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
         return self.output(move_back(convolve(window, weights), queue))
@@ -85,11 +85,10 @@ class Queue(NamedTuple):
 
 
 def move_to_front(x: Tensor, attention_mask: Tensor | None) -> Queue:
-    """Move the real tokens of x (B, T, D) together."""
+    """Move the real tokens of x (B, T, D), zero elsewhere, together."""
     if attention_mask is None:
         return Queue(x, None, None)
     real = attention_mask.bool()
-    x = x.masked_fill(~real[..., None], 0.0)
     if hides_only_the_end(real):
         return Queue(x, real, None)
     # counted, not sorted: ONNX has no stable sort

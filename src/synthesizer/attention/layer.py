@@ -30,6 +30,7 @@ from synthesizer.attention.masks import (
     locate,
     position_source,
     visible_keys,
+    without_hidden,
 )
 from synthesizer.attention.rotary import Rotary
 from synthesizer.attention.synthesis import DotProduct, Size, build_synthesis
@@ -208,7 +209,7 @@ class SyntheticAttention(TokenMixer):
         size = self.size
         limit = None if self.any_length else size.max_len
         check_inputs(x, size.d_model, limit, num_keys, mask, positions)
-        mask = None if mask is None else mask.bool()
+        mask, x = None if mask is None else mask.bool(), without_hidden(x, mask)
         synthesis = unwrapped(self.synthesis)
         keys, values = synthesis.keys(x), split_heads(self.value(x), size.num_heads)
         source, here = None, None
@@ -318,8 +319,11 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model, bias=False)
         self.dropout = dropout
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project(
+        self, memory: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, K) of a memory (B, S, D), to be computed once."""
+        memory = without_hidden(memory, attention_mask)
         values = split_heads(self.value(memory), self.size.num_heads)
         return self.synthesis.keys(memory), values
 

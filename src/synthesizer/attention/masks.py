@@ -65,6 +65,15 @@ def visible_keys(
     return (visible if mask is None else visible & mask[:, None])[:, None]
 
 
+def without_hidden(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """x (B, T, D), the last of S tokens, with zeros for hidden ones: what they hold, NaN and inf
+    included, reaches neither an output nor a gradient (0 x NaN would)."""
+    if attention_mask is None:
+        return x
+    real = attention_mask[:, attention_mask.shape[1] - x.shape[1] :].bool()
+    return x.masked_fill(~real[..., None], 0.0)
+
+
 class KeySpan(NamedTuple):
     """The keys first to last - 1 that some rows see, of which all see full_from to full_to - 1."""
 

@@ -279,15 +279,22 @@ class Mixture(Synthesis):
         return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        split = keys.split(self.widths, dim=-1)
-        parts = zip(self.parts, split, strict=True)
-        return torch.cat([unwrapped(part).turn_keys(k, positions) for part, k in parts], dim=-1)
+        parts = zip(self.parts, self.split_keys(keys), strict=True)
+        turned = [
+            unwrapped(part).turn_keys(kept, positions) for part, kept in parts if kept is not None
+        ]
+        return torch.cat(turned, dim=-1) if len(turned) > 1 else turned[0]
+
+    def split_keys(self, keys: Tensor | None) -> Sequence[Tensor | None]:
+        """The keys of each part, if it has any; those of a single one are not cut out of them."""
+        if keys is None or keys.shape[-1] in self.widths:
+            return [keys if width else None for width in self.widths]
+        return keys.split(self.widths, dim=-1)
 
     def forward(
         self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
     ) -> Tensor:
-        split = [None] * len(self.widths) if keys is None else keys.split(self.widths, dim=-1)
-        alphas = self.alphas().unbind(-1)
+        split, alphas = self.split_keys(keys), self.alphas().unbind(-1)
         logits = [
             alpha[:, None, None] * part(x, kept, positions, key_positions)
             for alpha, part, kept in zip(alphas, self.parts, split, strict=True)

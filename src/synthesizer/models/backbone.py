@@ -189,12 +189,12 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         if memory is not None:
             if memory_mask is not None:
                 check_mask(memory_mask, x.shape[0], memory.shape[1])
+            mask = _unless_all_real(memory_mask)
             memories = [
-                remember(cache, index, layer.cross, memory)
+                remember(cache, index, layer.cross, memory, mask)
                 for index, layer in enumerate(self.decoder.layers)
                 if layer.cross is not None
             ]
-            mask = _unless_all_real(memory_mask)
             context = replace(context, memory_mask=mask, memories=memories)
         return _as_output(self.decoder(x, context), wanted, cache)
 

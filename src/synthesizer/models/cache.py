@@ -89,13 +89,17 @@ def encoder_decoder_cache(num_layers: int) -> EncoderDecoderCache:
 
 
 def remember(
-    cache: EncoderDecoderCache | None, index: int, cross: CrossAttention, memory: Tensor
+    cache: EncoderDecoderCache | None,
+    index: int,
+    cross: CrossAttention,
+    memory: Tensor,
+    attention_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of a memory for one layer, projected once per cache."""
     if cache is None:
-        return cross.project(memory)
+        return cross.project(memory, attention_mask)
     if not cache.is_updated.get(index, False):
-        cache.cross_attention_cache.update(*cross.project(memory), index)
+        cache.cross_attention_cache.update(*cross.project(memory, attention_mask), index)
         cache.is_updated[index] = True
     kept = cache.cross_attention_cache.layers[index]
     return kept.keys, kept.values

@@ -10,7 +10,10 @@
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
    makes P again. Where S does not depend on the example, many examples are one whose values stand
    side by side. Matrices are multiplied by the BLAS that torch itself carries, and threads are those
-   of the OpenMP runtime that torch carries: inside them that BLAS starts none of its own.
+   of the OpenMP runtime that torch carries: inside them that BLAS starts none of its own. Where one
+   block holds all rows of an example its matrices are too small for a BLAS, which would pack each of
+   them anew and knows nothing of causality: they are multiplied here, in strips of a few rows, from
+   the first to the last key that a row of the strip sees.
 
    Threads share heads; where heads do not divide evenly among them, all threads share the rows of
    each head, and their sums over rows are added in the order of the threads: for a given number of
@@ -24,7 +27,16 @@
 #include <string.h>
 
 #define LANES 16
-#define LOWEST (-__builtin_inff())
+#ifdef __AVX512F__
+#define STRIP 8 /* rows of a small product: STRIP x 2 vectors of sums fit the registers */
+#else
+#define STRIP 4
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
 
 typedef void Gemm(const char *, const char *, const int *, const int *, const int *, const float *,
                   const float *, const int *, const float *, const int *, const float *, float *,
@@ -52,6 +64,7 @@ typedef struct {
     int64_t threads, heads, batch, beside, queries, keys, width, value_width, rows;
     int64_t a, b;  /* the sides of an outer product */
     int64_t ready; /* whether the table holds weights, not logits */
+    int64_t small; /* up to so many keys, products are small */
     Strided q, k, v, table, weight, offsets, tiled, repeated; /* the last two: A and B */
     Strided y; /* the output, or its gradient on the way back */
     Strided dq, dk, dv, dtable, dweight, doffsets, dtiled, drepeated;
@@ -62,37 +75,82 @@ typedef struct {
 typedef struct { /* thread `member` of the `team` that shares the rows of a head */
     int64_t member, team;
     float *room;
+    int64_t head; /* whose keys are in the room, transposed, where all examples share them; or -1 */
 } Worker;
 
 typedef struct { /* some rows of one head of one example, and where they are worked on */
     int64_t head, example, beside, first, rows, n;
+    int small;             /* whether this is all of the example, and few keys */
     int64_t from, seen;    /* the first key that some row sees, and how many keys from there on */
+    int64_t step;          /* from row to row of weights and down */
     float *weights, *down; /* (rows, seen) */
-    float *k, *v;          /* (keys, width), (keys, n): copied where many rows read them */
-    int64_t k_row, v_row, y_row;
+    float *k, *v;          /* (keys, width), (keys, n): copied where many rows read them; of a small
+                              product their transposes, rows filled up to whole vectors */
     float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
     float *sum_offsets;    /* (keys) */
     float *sum_weight;     /* one number */
     float *y;              /* (rows, n) */
+    float *whole[4];       /* rows of k, v, q and y filled up to whole vectors */
 } Block;
+
+typedef struct { /* (rows, n) */
+    const float *data;
+    int64_t row;
+} Matrix;
+
+INLINE Vector load(const float *from)
+{
+    return *(const Vector *)from;
+}
+
+INLINE void store(float *to, Vector x)
+{
+    *(Vector *)to = x;
+}
+
+/* x where the lane is chosen, y elsewhere. */
+INLINE Vector choose(Lanes chosen, Vector x, Vector y)
+{
+    return (Vector)(((Lanes)x & chosen) | ((Lanes)y & ~chosen));
+}
+
+/* The lanes of the columns begin to end - 1, of a vector that stands at column j. */
+INLINE Lanes lanes(int64_t j, int64_t begin, int64_t end)
+{
+    const Lanes lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    return (lane >= (int32_t)(begin - j)) & (lane < (int32_t)(end - j));
+}
+
+INLINE float highest_of(Vector x)
+{
+    float top = x[0];
+    #pragma omp simd reduction(max : top)
+    for (int i = 0; i < LANES; i++)
+        top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+INLINE float sum_of(Vector x)
+{
+    const union { Vector all; Quad quads[4]; } parts = { x };
+    const Quad sum = (parts.quads[0] + parts.quads[1]) + (parts.quads[2] + parts.quads[3]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
 
 /* e^x for x <= 0 to about 1e-7 of its value; 0 below -87, where floats end; NaN stays NaN.
    x = n log 2 + r, and e^r is a polynomial through the Chebyshev points of |r| <= log(2) / 2. */
-static inline float exponential(float x)
+INLINE Vector exponential(Vector x)
 {
-    float n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum has no room for a fraction */
-    n -= 12582912.0f;
-    float r = x - n * 0.693145752f;
-    r -= n * 1.42860677e-6f;
-    float p = 0.00139411189f;
-    p = p * r + 0.00837513477f;
+    const Vector n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: no fraction */
+    const Vector r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    Vector p = r * 0.00139411189f + 0.00837513477f;
     p = p * r + 0.0416663528f;
     p = p * r + 0.166664154f;
     p = p * r + 0.5f;
     p = p * r + 1.00000004f;
     p = p * r + 1.0f;
-    union { uint32_t bits; float value; } power = { ((uint32_t)(int32_t)n + 127) << 23 };
-    return x < -87.0f ? 0.0f : p * power.value;
+    const Lanes power = (__builtin_convertvector(n, Lanes) + 127) << 23;
+    return choose(x < -87.0f, (Vector){ 0 }, p * (Vector)power);
 }
 
 static void add(float *restrict out, float weight, const float *restrict row, int64_t count)
@@ -111,41 +169,44 @@ static float dot(const float *left, const float *right, int64_t count)
     return sum;
 }
 
-/* out = softmax(out) over the columns begin to end - 1, 0 in the others. */
+/* out = softmax(out) over the columns begin to end - 1, 0 in the others; width is whole vectors. */
 static void soften(float *restrict out, int64_t begin, int64_t end, int64_t width)
 {
-    float top = LOWEST, sum = 0.0f;
-    int64_t whole = begin + (end - begin + LANES - 1) / LANES * LANES; /* no odd lanes below */
-    if (whole > width)
-        whole = width;
-    #pragma omp simd reduction(max : top)
-    for (int64_t j = begin; j < end; j++)
-        top = out[j] > top ? out[j] : top;
-    for (int64_t j = end; j < whole; j++)
-        out[j] = LOWEST;
-    #pragma omp simd reduction(+ : sum)
-    for (int64_t j = begin; j < whole; j++) {
-        out[j] = exponential(out[j] - top);
-        sum += out[j];
+    const Vector lowest = (Vector){ 0 } - __builtin_inff();
+    Vector top = lowest, sum = { 0 };
+    if (begin >= end) {
+        memset(out, 0, width * sizeof(float));
+        return;
     }
-    const float share = 1.0f / sum;
-    #pragma omp simd
-    for (int64_t j = begin; j < whole; j++)
-        out[j] *= share;
-    memset(out, 0, begin * sizeof(float));
-    memset(out + whole, 0, (width - whole) * sizeof(float));
+    for (int64_t j = 0; j < width; j += LANES) {
+        const Vector x = choose(lanes(j, begin, end), load(out + j), lowest);
+        store(out + j, x);
+        top = choose(x > top, x, top);
+    }
+    const float highest = highest_of(top);
+    for (int64_t j = 0; j < width; j += LANES) {
+        const Vector x = exponential(load(out + j) - highest);
+        store(out + j, x);
+        sum += x;
+    }
+    const float share = 1.0f / sum_of(sum);
+    for (int64_t j = 0; j < width; j += LANES)
+        store(out + j, load(out + j) * share);
 }
 
 /* down = weights (down - sum of weights down) over these columns, 0 in the others. */
 static void soften_back(float *restrict down, const float *restrict weights, int64_t begin,
                         int64_t end, int64_t width)
 {
-    const float mean = dot(down + begin, weights + begin, end - begin);
-    #pragma omp simd
-    for (int64_t j = begin; j < end; j++)
-        down[j] = weights[j] * (down[j] - mean);
-    memset(down, 0, begin * sizeof(float));
-    memset(down + end, 0, (width - end) * sizeof(float));
+    Vector sum = { 0 };
+    for (int64_t j = 0; j < width; j += LANES) {
+        const Vector x = choose(lanes(j, begin, end), load(down + j), (Vector){ 0 });
+        store(down + j, x);
+        sum += x * load(weights + j);
+    }
+    const float mean = sum_of(sum);
+    for (int64_t j = 0; j < width; j += LANES)
+        store(down + j, load(weights + j) * (load(down + j) - mean));
 }
 
 /* out = beta out + left right, (m, n) = (m, k) (k, n), rows of memory; 'T' reads one transposed.
@@ -158,6 +219,66 @@ static void multiply(const Call *call, char left_is, char right_is, int m, int n
     const int left_step = left_row, right_step = right_row, out_step = out_row;
     call->gemm(&right_is, &left_is, &n, &m, &k, &one, right, &right_step, left, &left_step, &beta,
                out, &out_step);
+}
+
+/* `rows` rows and `vectors` vectors of columns of out = left right, or added to it: a sum of k steps.
+   Rows and vectors are constants wherever this is inlined, so the sums stay in registers. */
+static inline __attribute__((always_inline)) void
+multiply_tile(const int rows, const int vectors, int64_t k, const float *left, int64_t left_row,
+              int64_t left_step, const float *right, int64_t right_row, int added, float *out,
+              int64_t out_row, int64_t columns)
+{
+    Vector sum[STRIP][2];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) {
+            const int64_t here = columns - v * LANES < LANES ? columns - v * LANES : LANES;
+            sum[i][v] = (Vector){ 0 };
+            if (added)
+                memcpy(&sum[i][v], out + i * out_row + v * LANES, here * sizeof(float));
+        }
+    for (int64_t l = 0; l < k; l++)
+        for (int v = 0; v < vectors; v++) {
+            const Vector row = *(const Vector *)(right + l * right_row + v * LANES);
+            for (int i = 0; i < rows; i++)
+                sum[i][v] += left[i * left_row + l * left_step] * row;
+        }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) {
+            float *here = out + i * out_row + v * LANES;
+            if (columns - v * LANES >= LANES)
+                *(Vector *)here = sum[i][v];
+            else
+                memcpy(here, &sum[i][v], (columns - v * LANES) * sizeof(float));
+        }
+}
+
+/* out = left right, or added to it: (m, n) = (m, k) (k, n) for m <= STRIP. The left is read by any two
+   strides, and the rows of the right are filled up to whole vectors. */
+static void multiply_strip(int64_t m, int64_t n, int64_t k, const float *left, int64_t left_row,
+                           int64_t left_step, const float *right, int64_t right_row, int added,
+                           float *out, int64_t out_row)
+{
+    for (int64_t j = 0; j < n;) {
+        const int64_t left_over = n - j;
+        const int wide = left_over > LANES;
+        if (m == STRIP && wide)
+            multiply_tile(STRIP, 2, k, left, left_row, left_step, right + j, right_row, added,
+                          out + j, out_row, left_over);
+        else if (m == STRIP)
+            multiply_tile(STRIP, 1, k, left, left_row, left_step, right + j, right_row, added,
+                          out + j, out_row, left_over);
+        else
+            for (int64_t i = 0; i < m; i++)
+                multiply_tile(1, wide ? 2 : 1, k, left + i * left_row, left_row, left_step,
+                              right + j, right_row, added, out + i * out_row + j, out_row,
+                              left_over);
+        j += wide ? 2 * LANES : LANES;
+    }
+}
+
+static int64_t whole_vectors(int64_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
 }
 
 static float *at(const Strided *tensor, const Block *block, int64_t row)
@@ -188,17 +309,22 @@ static void move(const Strided *tensor, const Block *block, int64_t first, int64
 /* Cut a thread's room into the parts of a block; with no room, only count it. */
 static int64_t lay_out(const Call *call, float *room, Block *block)
 {
-    const int64_t most = call->beside * call->value_width, keys = call->keys;
-    const int64_t sizes[] = { call->rows * keys, call->rows * keys, call->width * keys,
-                              call->width * keys, most * keys, most * keys, keys, 1,
-                              call->rows * most };
+    const int64_t keys = whole_vectors(call->keys), width = whole_vectors(call->width);
+    const int64_t most = whole_vectors(call->beside * call->value_width);
+    const int64_t sizes[] = { call->rows * keys, call->rows * keys, width * keys, width * keys,
+                              most * keys, most * keys, keys, LANES, call->rows * most,
+                              call->rows * width };
     float **parts[] = { &block->weights, &block->down, &block->k, &block->sum_k, &block->v,
-                        &block->sum_v, &block->sum_offsets, &block->sum_weight, &block->y };
+                        &block->sum_v, &block->sum_offsets, &block->sum_weight, &block->y,
+                        &block->whole[2] };
     int64_t size = 0;
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 10; i++) {
         *parts[i] = room ? room + size : 0;
-        size += (sizes[i] + LANES - 1) / LANES * LANES;
+        size += sizes[i];
     }
+    block->whole[0] = block->sum_k; /* small products sum nothing up */
+    block->whole[1] = block->sum_v;
+    block->whole[3] = block->y;
     return size;
 }
 
@@ -209,29 +335,51 @@ int64_t workspace(const Call *call)
     return lay_out(call, 0, &block);
 }
 
-/* Whether one block of rows is all: then nothing is copied, and gradients are written at once. */
-static int is_direct(const Call *call, const Worker *worker)
+/* The n columns of one example's rows, filled up to whole vectors: where they lie, or copied. */
+static Matrix whole_rows(const Strided *tensor, const Block *block, int64_t rows, int64_t n,
+                         float *room)
 {
-    return call->queries <= call->rows && call->beside == 1 && worker->team == 1;
+    const int64_t step = whole_vectors(n);
+    if (step == n)
+        return (Matrix){ at(tensor, block, 0), tensor->row };
+    for (int64_t i = 0; i < rows; i++) {
+        memcpy(room + i * step, at(tensor, block, i), n * sizeof(float));
+        memset(room + i * step + n, 0, (step - n) * sizeof(float));
+    }
+    return (Matrix){ room, step };
 }
 
-static Block open_example(const Call *call, const Worker *worker, int64_t head, int64_t example)
+/* The (rows, n) of one example as (n, rows), rows filled up to whole vectors. */
+static void transpose(const Strided *tensor, const Block *block, int64_t rows, int64_t n, float *out)
+{
+    const int64_t step = whole_vectors(rows);
+    const float *from = at(tensor, block, 0);
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = 0; i < rows; i++)
+            out[j * step + i] = from[i * tensor->row + j];
+        for (int64_t i = rows; i < step; i++)
+            out[j * step + i] = 0.0f;
+    }
+}
+
+static Block open_example(const Call *call, Worker *worker, int64_t head, int64_t example)
 {
     const int64_t left = call->batch - example;
     Block block = { .head = head, .example = example };
     block.beside = left < call->beside ? left : call->beside;
     block.n = block.beside * call->value_width;
     lay_out(call, worker->room, &block);
-    if (is_direct(call, worker)) {
-        block.k = at(&call->k, &block, 0);
-        block.v = at(&call->v, &block, 0);
-        block.k_row = call->k.row;
-        block.v_row = call->v.row;
-        block.y_row = call->y.row;
+    block.small = call->queries <= call->rows && call->keys <= call->small && call->beside == 1
+                  && worker->team == 1;
+    if (block.small) {
+        block.rows = call->queries;
+        block.seen = call->keys;
+        block.step = whole_vectors(call->keys);
+        if (call->q.data && (call->k.example || worker->head != head))
+            transpose(&call->k, &block, call->keys, call->width, block.k);
+        worker->head = head;
         return block;
     }
-    block.k_row = call->width;
-    block.v_row = block.y_row = block.n;
     if (call->q.data)
         move(&call->k, &block, 0, call->keys, call->width, 1, block.k, 0);
     move(&call->v, &block, 0, call->keys, call->value_width, block.beside, block.v, 0);
@@ -253,6 +401,7 @@ static void move_to(const Call *call, Block *block, int64_t first)
     }
     block->from = from < to ? from : to - 1; /* at least one key is computed */
     block->seen = to - block->from;
+    block->step = whole_vectors(block->seen);
 }
 
 /* The columns of a block that row i of it sees. */
@@ -304,20 +453,92 @@ static void look_back_at_outer(const Call *call, const Block *block, int64_t row
     }
 }
 
+/* The first rows of a small block's strip that begins at row i, and the keys that they see: starts
+   and stops never fall from one row to the next. */
+static int64_t open_strip(const Call *call, const Block *block, int64_t i, int64_t *from, int64_t *to)
+{
+    const int64_t rows = block->rows - i < STRIP ? block->rows - i : STRIP;
+    *from = number(&call->starts, block, i, 0);
+    *to = number(&call->stops, block, i + rows - 1, call->keys);
+    if (*from > *to)
+        *from = *to;
+    return rows;
+}
+
+/* The whole vectors that hold what a row of a block, or of its strip, sees. */
+static void vectors(const Call *call, const Block *block, int64_t i, int64_t *from, int64_t *to)
+{
+    *from = 0;
+    *to = block->step;
+    if (!block->small)
+        return;
+    open_strip(call, block, i / STRIP * STRIP, from, to);
+    *from = *from / LANES * LANES;
+    *to = whole_vectors(*to);
+}
+
+/* out = left right^T where rows see keys, whose vectors are columns of `right`: (rows, keys). */
+static void multiply_pairs(const Call *call, const Block *block, const float *left, int64_t left_row,
+                           int64_t n, const float *right, float *out)
+{
+    for (int64_t i = 0, rows, from, to; i < block->rows; i += rows) {
+        rows = open_strip(call, block, i, &from, &to);
+        from = from / LANES * LANES;
+        multiply_strip(rows, whole_vectors(to - from), n, left + i * left_row, left_row, 1,
+                       right + from, block->step, 0, out + i * block->step + from, block->step);
+    }
+}
+
+/* out = pairs right, each row over the keys that it sees: (rows, n). */
+static void multiply_rows(const Call *call, const Block *block, const float *pairs, Matrix right,
+                          int64_t n, int added, float *out, int64_t out_row)
+{
+    for (int64_t i = 0, rows, from, to; i < block->rows; i += rows) {
+        rows = open_strip(call, block, i, &from, &to);
+        multiply_strip(rows, n, to - from, pairs + i * block->step + from, block->step, 1,
+                       right.data + from * right.row, right.row, added, out + i * out_row, out_row);
+    }
+}
+
+/* out = pairs^T right, each key over the rows that see it: (keys, n). */
+static void multiply_keys(const Call *call, const Block *block, const float *pairs, Matrix right,
+                          int64_t n, int added, float *out, int64_t out_row)
+{
+    for (int64_t j = 0; j < call->keys; j += STRIP) {
+        const int64_t keys = call->keys - j < STRIP ? call->keys - j : STRIP;
+        int64_t first = block->rows, last = block->rows;
+        for (int64_t i = 0, rows, from, to; i < block->rows; i += rows) {
+            rows = open_strip(call, block, i, &from, &to);
+            if (first == block->rows && to > j)
+                first = i;
+            if (from >= j + keys) {
+                last = i;
+                break;
+            }
+        }
+        if (first > last)
+            first = last;
+        multiply_strip(keys, n, last - first, pairs + first * block->step + j, 1, block->step,
+                       right.data + first * right.row, right.row, added, out + j * out_row, out_row);
+    }
+}
+
 /* Write the weights of a block. */
 static void weigh(const Call *call, const Block *block)
 {
-    const int64_t seen = block->seen;
     const float *weight = at(&call->weight, block, 0), *offsets = at(&call->offsets, block, 0);
-    if (call->q.data)
-        multiply(call, 'N', 'T', block->rows, seen, call->width, at(&call->q, block, block->first),
-                 call->q.row, block->k + block->from * block->k_row, block->k_row, 0.0f,
-                 block->weights, seen);
+    const float *q = at(&call->q, block, block->first);
+    if (q && block->small)
+        multiply_pairs(call, block, q, call->q.row, call->width, block->k, block->weights);
+    else if (q)
+        multiply(call, 'N', 'T', block->rows, block->seen, call->width, q, call->q.row,
+                 block->k + block->from * call->width, call->width, 0.0f, block->weights,
+                 block->step);
     for (int64_t i = 0; i < block->rows; i++) {
-        float *out = block->weights + i * seen;
+        float *out = block->weights + i * block->step;
         const int64_t row = block->first + i;
         const float *table = at(&call->table, block, number(&call->table_rows, block, row, row));
-        int64_t begin, end;
+        int64_t begin, end, lo, hi;
         columns(call, block, i, &begin, &end);
         if (!call->q.data)
             memset(out, 0, end * sizeof(float));
@@ -327,27 +548,29 @@ static void weigh(const Call *call, const Block *block)
             add(out + begin, 1.0f, offsets + block->from + begin, end - begin);
         if (call->tiled.data)
             add_outer(call, block, row, begin, end, out);
-        soften(out, begin, end, seen);
+        vectors(call, block, i, &lo, &hi);
+        soften(out + lo, begin - lo, end - lo, hi - lo);
     }
 }
 
-static void look(const Call *call, const Worker *worker, Block *block)
+static void look(const Call *call, Block *block)
 {
-    const int direct = is_direct(call, worker);
     const float *weights = block->weights;
-    int64_t step = block->seen;
+    int64_t step = block->step;
     if (call->ready) {
         weights = at(&call->table, block, block->first) + block->from;
         step = call->table.row;
     } else
         weigh(call, block);
-    if (direct)
-        block->y = at(&call->y, block, block->first);
+    if (block->small) {
+        const Matrix v = whole_rows(&call->v, block, call->keys, block->n, block->whole[1]);
+        block->step = step;
+        multiply_rows(call, block, weights, v, block->n, 0, at(&call->y, block, 0), call->y.row);
+        return;
+    }
     multiply(call, 'N', 'N', block->rows, block->n, block->seen, weights, step,
-             block->v + block->from * block->v_row, block->v_row, 0.0f, block->y, block->y_row);
-    if (!direct)
-        move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y,
-             1);
+             block->v + block->from * block->n, block->n, 0.0f, block->y, block->n);
+    move(&call->y, block, block->first, block->rows, call->value_width, block->beside, block->y, 1);
 }
 
 /* Whether all threads share the rows of each of these items, not the items themselves. */
@@ -360,35 +583,34 @@ static void attend_shared(const Call *call, int64_t thread, int64_t threads)
 {
     const int64_t groups = (call->batch + call->beside - 1) / call->beside;
     const int rows_shared = shares_rows(call->heads * groups, threads);
-    const Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
-                            call->room + thread * workspace(call) };
+    Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
+                      call->room + thread * workspace(call), -1 };
     for (int64_t item = rows_shared ? 0 : thread; item < call->heads * groups;
          item += rows_shared ? 1 : threads) {
         Block block = open_example(call, &worker, item / groups, item % groups * call->beside);
         for (int64_t first = worker.member * call->rows; first < call->queries;
              first += worker.team * call->rows) {
-            move_to(call, &block, first);
-            look(call, &worker, &block);
+            if (!block.small)
+                move_to(call, &block, first);
+            look(call, &block);
         }
     }
 }
 
-/* dS of a block, and what it says of the table, its weight and the offsets. */
+/* dS of a block, given dP, and what it says of the table, its weight and the offsets. */
 static void look_back_at_logits(const Call *call, const Block *block)
 {
-    const int64_t seen = block->seen;
     const float *weight = at(&call->weight, block, 0);
     double sum = 0.0;
-    multiply(call, 'N', 'T', block->rows, seen, block->n, block->y, block->y_row,
-             block->v + block->from * block->v_row, block->v_row, 0.0f, block->down, seen);
     for (int64_t i = 0; i < block->rows; i++) {
-        float *down = block->down + i * seen;
+        float *down = block->down + i * block->step;
         const int64_t row = block->first + i;
         const int64_t place = number(&call->table_rows, block, row, row);
         float *dtable = at(&call->dtable, block, place);
-        int64_t begin, end;
+        int64_t begin, end, lo, hi;
         columns(call, block, i, &begin, &end);
-        soften_back(down, block->weights + i * seen, begin, end, seen);
+        vectors(call, block, i, &lo, &hi);
+        soften_back(down + lo, block->weights + i * block->step + lo, begin - lo, end - lo, hi - lo);
         if (dtable)
             add(dtable + block->from + begin, weight ? *weight : 1.0f, down + begin, end - begin);
         if (call->dweight.data)
@@ -402,48 +624,60 @@ static void look_back_at_logits(const Call *call, const Block *block)
     *block->sum_weight += sum;
 }
 
-/* out = weights^T rows for the keys that a block sees, 0 for the others; or added to what is there. */
-static void write_keys(const Call *call, const Block *block, const float *weights,
-                       const float *rows, int64_t row_step, int64_t n, int added, float *out,
-                       int64_t out_row)
+/* Whether any gradient but that of the values is wanted. */
+static int wants_logits(const Call *call)
 {
-    for (int64_t j = 0; !added && j < call->keys; j++)
-        if (j < block->from || j >= block->from + block->seen)
-            memset(out + j * out_row, 0, n * sizeof(float));
-    multiply(call, 'T', 'N', block->seen, n, block->rows, weights, block->seen, rows, row_step,
-             added ? 1.0f : 0.0f, out + block->from * out_row, out_row);
+    return call->dq.data || call->dk.data || call->dtable.data || call->dweight.data
+           || call->doffsets.data || call->dtiled.data || call->drepeated.data;
 }
 
-static void look_back(const Call *call, const Worker *worker, Block *block)
+static void look_back_small(const Call *call, Block *block)
 {
-    const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
-    const float *q = at(&call->q, block, block->first);
-    const int direct = is_direct(call, worker);
+    const int64_t n = block->n, width = call->width;
+    /* a shared gradient is written by the first example and added to by the others */
+    const int dq_added = block->example && !call->dq.example;
+    const int dk_added = block->example && !call->dk.example;
     weigh(call, block);
-    if (direct)
-        block->y = at(&call->y, block, block->first);
-    else
-        move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
-    if (call->dv.data && direct)
-        write_keys(call, block, block->weights, block->y, block->y_row, block->n, 0,
-                   at(&call->dv, block, 0), call->dv.row);
-    else if (call->dv.data)
-        multiply(call, 'T', 'N', block->n, seen, rows, block->y, block->y_row, block->weights, seen,
-                 1.0f, block->sum_v + from, call->keys);
-    if (!call->dq.data && !call->dk.data && !call->dtable.data && !call->dweight.data
-        && !call->doffsets.data && !call->dtiled.data && !call->drepeated.data)
+    if (call->dv.data)
+        multiply_keys(call, block, block->weights,
+                      whole_rows(&call->y, block, call->queries, n, block->whole[3]), n, 0,
+                      at(&call->dv, block, 0), call->dv.row);
+    if (!wants_logits(call))
         return;
+    transpose(&call->v, block, call->keys, n, block->v);
+    multiply_pairs(call, block, at(&call->y, block, 0), call->y.row, n, block->v, block->down);
     look_back_at_logits(call, block);
     if (call->dq.data)
-        multiply(call, 'N', 'N', rows, width, seen, block->down, seen, block->k + from * block->k_row,
-                 block->k_row, block->example && !call->dq.example ? 1.0f : 0.0f,
+        multiply_rows(call, block, block->down,
+                      whole_rows(&call->k, block, call->keys, width, block->whole[0]), width,
+                      dq_added, at(&call->dq, block, 0), call->dq.row);
+    if (call->dk.data)
+        multiply_keys(call, block, block->down,
+                      whole_rows(&call->q, block, call->queries, width, block->whole[2]), width,
+                      dk_added, at(&call->dk, block, 0), call->dk.row);
+}
+
+static void look_back(const Call *call, Block *block)
+{
+    const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
+    const int64_t n = block->n, step = block->step;
+    weigh(call, block);
+    move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
+    if (call->dv.data)
+        multiply(call, 'T', 'N', n, seen, rows, block->y, n, block->weights, step, 1.0f,
+                 block->sum_v + from, call->keys);
+    if (!wants_logits(call))
+        return;
+    multiply(call, 'N', 'T', rows, seen, n, block->y, n, block->v + from * n, n, 0.0f, block->down,
+             step);
+    look_back_at_logits(call, block);
+    if (call->dq.data)
+        multiply(call, 'N', 'N', rows, width, seen, block->down, step, block->k + from * width, width,
+                 block->example && !call->dq.example ? 1.0f : 0.0f,
                  at(&call->dq, block, block->first), call->dq.row);
-    if (call->dk.data && direct)
-        write_keys(call, block, block->down, q, call->q.row, width,
-                   block->example && !call->dk.example, at(&call->dk, block, 0), call->dk.row);
-    else if (call->dk.data)
-        multiply(call, 'T', 'N', width, seen, rows, q, call->q.row, block->down, seen, 1.0f,
-                 block->sum_k + from, call->keys);
+    if (call->dk.data)
+        multiply(call, 'T', 'N', width, seen, rows, at(&call->q, block, block->first), call->q.row,
+                 block->down, step, 1.0f, block->sum_k + from, call->keys);
 }
 
 /* Write (n, keys), summed up with the long axis last, as (keys, n): this worker its part of the
@@ -469,33 +703,36 @@ static void wait_for(const Call *call, const Worker *worker)
         call->runtime.barrier();
 }
 
-static void look_back_at_head(const Call *call, const Worker *worker, int64_t head)
+static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
 {
     const int shared = call->k.example == 0;
     Block block;
     for (int64_t b = 0; b < call->batch; b += call->beside) {
         const int last = b + call->beside >= call->batch;
-        const int direct = is_direct(call, worker);
         block = open_example(call, worker, head, b);
         if (b == 0) {
             memset(block.sum_offsets, 0, call->keys * sizeof(float));
             *block.sum_weight = 0.0f;
         }
-        if (!direct && (b == 0 || !shared))
+        if (!block.small && (b == 0 || !shared))
             memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
-        if (!direct)
+        if (!block.small)
             memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
         for (int64_t first = worker->member * call->rows; first < call->queries;
              first += worker->team * call->rows) {
+            if (block.small) {
+                look_back_small(call, &block);
+                continue;
+            }
             move_to(call, &block, first);
-            look_back(call, worker, &block);
+            look_back(call, &block);
         }
         wait_for(call, worker);
-        for (int64_t i = 0; call->dv.data && !direct && i < block.beside; i++)
+        for (int64_t i = 0; call->dv.data && !block.small && i < block.beside; i++)
             write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
                        call->value_width, at(&call->dv, &block, 0) + i * call->dv.example,
                        call->dv.row);
-        if (call->dk.data && !direct && (last || !shared))
+        if (call->dk.data && !block.small && (last || !shared))
             write_sums(call, worker, block.sum_k, call->width, at(&call->dk, &block, 0),
                        call->dk.row);
         if (call->doffsets.data && last)
@@ -514,8 +751,8 @@ static void attend_back_shared(const Call *call, int64_t thread, int64_t threads
 {
     /* Rows that read one row of the table must not add to its gradient at the same time. */
     const int rows_shared = !call->table_rows.data && shares_rows(call->heads, threads);
-    const Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
-                            call->room + thread * workspace(call) };
+    Worker worker = { rows_shared ? thread : 0, rows_shared ? threads : 1,
+                      call->room + thread * workspace(call), -1 };
     for (int64_t head = rows_shared ? 0 : thread; head < call->heads;
          head += rows_shared ? 1 : threads)
         look_back_at_head(call, &worker, head);

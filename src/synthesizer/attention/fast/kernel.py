@@ -42,6 +42,7 @@ HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default 
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
 FEWEST_ROWS, MOST_ROWS = 64, 256
 BESIDE = 2**20  # numbers of the values that stand side by side
+SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies them itself
 
 
 class Strided(ctypes.Structure):
@@ -57,8 +58,9 @@ class Strided(ctypes.Structure):
         """A tensor of four axes, the last without gaps."""
         if tensor is None:
             return cls()
-        steps = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-        return cls(tensor.data_ptr(), *[0 if size == 1 else step for size, step in steps])
+        (heads, examples, rows, _), (head, example, row, _) = tensor.shape, tensor.stride()
+        head, example, row = head * (heads > 1), example * (examples > 1), row * (rows > 1)
+        return cls(tensor.data_ptr(), head, example, row)
 
 
 class Numbers(ctypes.Structure):
@@ -75,6 +77,11 @@ class Numbers(ctypes.Structure):
 
 
 RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+AXES = {  # those that a tensor lacks to have four
+    "table": (slice(None), None),
+    "weight": (slice(None), None, None, None),
+    "offsets": (slice(None), None, None),
+}
 TERMS = ("queries", "keys", "values", "table", "weight", "offsets", "tiled", "repeated")
 
 
@@ -88,7 +95,7 @@ class KernelCall(ctypes.Structure):
             for name in ("threads", "heads", "batch", "beside", "num_queries")
         ],
         *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows")],
-        *[(name, ctypes.c_int64) for name in ("a", "b", "ready")],
+        *[(name, ctypes.c_int64) for name in ("a", "b", "ready", "small")],
         *[(name, Strided) for name in (*TERMS, "output")],
         *[(f"grad_{name}", Strided) for name in TERMS],
         *[(name, Numbers) for name in ("starts", "stops", "table_rows")],
@@ -120,7 +127,7 @@ class Kernel:
         """Write the gradients that grads has room for; those of table and offsets are added."""
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         call, _room = self._call(terms, visibility, grad)
-        for name, tensor in _by_name(grads).items():
+        for name, tensor in _by_name(grads):
             setattr(call, f"grad_{name}", Strided.of(tensor))
         self._attend_back(call)
 
@@ -142,10 +149,10 @@ class Kernel:
         threads = torch.get_num_threads() if self._runtime else 1
         sizes = (threads, num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
         runtime = self._runtime or [0] * len(RUNTIME)
-        call = KernelCall(self._gemm, *runtime, *sizes, *sides, output=Strided.of(output))
+        call = KernelCall(self._gemm, *runtime, *sizes, *sides, 0, SMALL, output=Strided.of(output))
         room = output.new_empty(threads * self._workspace(call))
         call.room = room.data_ptr()
-        for name, tensor in _by_name(terms).items():
+        for name, tensor in _by_name(terms):
             setattr(call, name, Strided.of(tensor))
         for name in ("starts", "stops", "table_rows"):
             setattr(call, name, Numbers.of(getattr(visibility, name)))
@@ -335,16 +342,8 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _by_name(terms: Terms) -> dict[str, Tensor | None]:
-    """The tensors that kernel.c knows, with four axes each."""
-    table, weight, offsets = terms.table, terms.weight, terms.offsets
-    return {
-        "queries": terms.queries,
-        "keys": terms.keys,
-        "values": terms.values,
-        "table": None if table is None else table[:, None],
-        "weight": None if weight is None else weight[:, None, None, None],
-        "offsets": None if offsets is None else offsets[:, None, None],
-        "tiled": terms.tiled,
-        "repeated": terms.repeated,
-    }
+def _by_name(terms: Terms) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that are there, by the names that kernel.c knows, with four axes each."""
+    for name, tensor in vars(terms).items():
+        if tensor is not None:
+            yield name, tensor if tensor.dim() == 4 else tensor[AXES[name]]

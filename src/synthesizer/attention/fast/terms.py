@@ -76,8 +76,7 @@ def terms_of(
         terms = _TERMS.get(type(synthesis), _written_table)(synthesis, x, keys, num_keys, None)
         _turn(terms, synthesis, query_positions)
     else:
-        own = [None] * len(synthesis.widths) if keys is None else keys.split(synthesis.widths, -1)
-        each = []
+        own, each = synthesis.split_keys(keys), []
         for part, kept, alpha in zip(
             synthesis.parts, own, synthesis.alphas().unbind(-1), strict=True
         ):
@@ -210,12 +209,10 @@ def _dense(part: Dense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | No
 def _outer(
     part: FactorizedDense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None
 ) -> Terms:
-    # A width that follows the length would bind exported and compiled graphs to some lengths.
-    width = part.b if torch.compiler.is_compiling() else -(-num_keys // part.a)
-    hidden = _hidden(part, x)
-    wb, bb = _scaled(part.wb[..., :width], alpha), _scaled(part.bb[:, :width], alpha)
-    tiled = torch.einsum("hbtk,hkn->hbtn", hidden, part.wa) + part.ba[:, None, None]
-    repeated = torch.einsum("hbtk,hkn->hbtn", hidden, wb) + bb[:, None, None]
+    hidden, wb, bb = _hidden(part, x), _scaled(part.wb, alpha), _scaled(part.bb, alpha)
+    weight, bias = torch.cat([part.wa, wb], -1), torch.cat([part.ba, bb], -1)
+    both = torch.baddbmm(bias[:, None], hidden.flatten(1, 2), weight)  # (H, B T, a + b)
+    tiled, repeated = both.unflatten(1, hidden.shape[1:3]).split([part.a, part.b], -1)
     return Terms(tiled=tiled, repeated=repeated)
 
 
