@@ -107,6 +107,24 @@ def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, 
 
 
 @needs_compiler
+@pytest.mark.parametrize("spec", ["dense+dot", "random+dot", "factorized_dense", "random+dense"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [16, 20])  # of a head: whole vectors, and not
+def test_small_products_follow_what_rows_see(spec, causal, width, built, monkeypatch):
+    monkeypatch.setattr(kernel, "CACHED", 2**17)
+    monkeypatch.setattr(kernel, "FEWEST_ROWS", 64)
+    for length, kind, window in ((37, "none", None), (16, "holes", None), (37, "left", 5)):
+        layer = SyntheticAttention(2 * width, 2, length, spec, causal=causal, window=window)
+        layer, mask = redrawn(layer).float(), mask_of(kind, 3, length)
+        for parameter in layer.parameters():
+            parameter.data *= 0.2
+        x = tokens(3, length, 2 * width).float()
+        found = results(layer, x, "fast", attention_mask=mask)
+        assert_close(found, results(layer, x, "plain", attention_mask=mask))
+    assert "attend_back" in built
+
+
+@needs_compiler
 @pytest.mark.parametrize("spec", ["dense", "random+dot"])
 def test_the_kernel_adds_a_bias_and_its_gradient(spec, built):
     layer, x, biases = attention(spec, 23), tokens(2, 23, D).float(), {}

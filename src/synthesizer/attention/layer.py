@@ -33,6 +33,7 @@ from synthesizer.attention.masks import (
     without_hidden,
 )
 from synthesizer.attention.rotary import Rotary
+from synthesizer.attention.rows import linear
 from synthesizer.attention.synthesis import DotProduct, Size, build_synthesis
 from synthesizer.errors import UserError
 from synthesizer.sizes import RotaryOptions
@@ -174,7 +175,7 @@ class SyntheticAttention(TokenMixer):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         call = self._call(x, inputs)
         y = fast.attend(self.synthesis, call, self.path)
-        return self._sum(call, self._weights(call)) if y is None else self.output(y)
+        return self._sum(call, self._weights(call)) if y is None else linear(self.output, y)
 
     def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
@@ -211,7 +212,7 @@ class SyntheticAttention(TokenMixer):
         check_inputs(x, size.d_model, limit, num_keys, mask, positions)
         mask, x = None if mask is None else mask.bool(), without_hidden(x, mask)
         synthesis = unwrapped(self.synthesis)
-        keys, values = synthesis.keys(x), split_heads(self.value(x), size.num_heads)
+        keys, values = synthesis.keys(x), split_heads(linear(self.value, x), size.num_heads)
         source, here = None, None
         if self.turns and keys is not None:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
@@ -258,7 +259,7 @@ class SyntheticAttention(TokenMixer):
     def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
         shared = not unwrapped(self.synthesis).depends_on_input
         dropped = drop_weights(weights, call.dropout, shared)
-        return self.output(weighted_sum(dropped, call.values))
+        return linear(self.output, weighted_sum(dropped, call.values))
 
     def _weights(self, call: fast.Call) -> Tensor:
         num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device

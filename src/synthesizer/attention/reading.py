@@ -22,17 +22,6 @@ def draw_weight(weight: Tensor) -> None:
     nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
 
 
-def project_heads(x: Tensor, weight: Tensor) -> Tensor:
-    """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
-    heads = x @ weight.transpose(0, 1).flatten(1)
-    return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)
-
-
-def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
-    """relu(x W1 + b1) per head: (B, H, T, K)."""
-    return (torch.einsum("btd,hdk->bhtk", x, w1) + b1[:, None]).relu()
-
-
 def read_at(table: Tensor, positions: Tensor) -> Tensor:
     """Read a table's last axis at shared (S,) or per-example (B, S) positions: (1 or B, ..., S)."""
     picked = table[..., positions]

@@ -30,16 +30,15 @@ from synthesizer.attention.groups import Grouped
 from synthesizer.attention.reading import (
     draw_weight,
     empty,
-    hidden_units,
     look_up,
     outer_sides,
     pick,
-    project_heads,
     read_at,
 )
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.resize import resized
 from synthesizer.attention.rotary import Rotary
+from synthesizer.attention.rows import few_rows
 from synthesizer.errors import UserError
 from synthesizer.spec import (
     NONE,
@@ -53,6 +52,19 @@ from synthesizer.spec import (
     split_groups,
     term_of,
 )
+
+
+def project_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
+    heads = few_rows(x, weight) if x.shape[1] == 1 else None
+    if heads is None:
+        heads = x @ weight.transpose(0, 1).flatten(1)
+    return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)
+
+
+def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    """relu(x W1 + b1) per head: (B, H, T, K)."""
+    return (project_heads(x, w1) + b1[:, None]).relu()
 
 
 class DotProduct(Synthesis):
@@ -85,7 +97,7 @@ class DotProduct(Synthesis):
     def forward(
         self, x: Tensor, keys: Tensor, positions: Tensor | None, key_positions: Tensor | None
     ) -> Tensor:
-        queries = torch.einsum("btd,hdk->bhtk", x, self.wq) * self.d_keys**-0.5
+        queries = project_heads(x, self.wq) * self.d_keys**-0.5
         if self.rotary is not None and positions is not None:
             queries = self.turn_keys(queries, positions)  # keys were turned before they were cached
         return torch.einsum("bhtk,bhsk->bhts", queries, keys)

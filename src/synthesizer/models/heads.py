@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from synthesizer.attention.rows import linear
 from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
@@ -98,7 +99,7 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
             use_cache=use_cache,
             **options,
         )
-        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        logits = linear(self.lm_head, output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None and shift_labels is None:
             # the labels move, not the logits: cutting off their last row would copy them all
@@ -164,7 +165,7 @@ class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
             use_cache=use_cache,
             **options,
         )
-        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        logits = linear(self.lm_head, output.last_hidden_state[:, -logits_to_keep:])
         loss = None
         if labels is not None:
             loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)

@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from synthesizer.attention.layer import Cache, CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
+from synthesizer.attention.rows import linear
 from synthesizer.attention.synthesis import Size
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import NONE, has_logits
@@ -62,7 +63,8 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(self.dropout(self.activation(self.widen(x))))
+        hidden = self.dropout(self.activation(linear(self.widen, x)))
+        return linear(self.narrow, hidden)
 
 
 class RelativeBias(nn.Module):

@@ -785,3 +785,83 @@ void attend_back(Call *call)
     else
         attend_back_shared(call, 0, 1);
 }
+
+/* ---- a few rows times a weight, as in decoding: each weight is read once, so memory decides ---- */
+
+#define FEW (STRIP / 2) /* rows of x, beside FEW (of one row: 2 FEW) rows of a weight */
+
+typedef struct { /* y = x w^T + bias, w (outputs, inputs); or, of heads, w (heads, inputs, outputs) */
+    Runtime runtime;
+    int64_t threads, rows, inputs, outputs, heads;
+    const float *x, *weight, *bias;
+    float *y;
+} Rows;
+
+/* m rows of x and n rows of a weight, both constants wherever this is inlined. */
+INLINE void dot_tile(const int m, const int n, const Rows *call, int64_t i, int64_t j)
+{
+    const int64_t k = call->inputs, whole = k / LANES * LANES;
+    const float *x = call->x + i * k, *w = call->weight + j * k;
+    Vector sum[FEW][2 * FEW];
+    for (int a = 0; a < m; a++)
+        for (int b = 0; b < n; b++)
+            sum[a][b] = (Vector){ 0 };
+    for (int64_t l = 0; l < whole; l += LANES)
+        for (int b = 0; b < n; b++) {
+            const Vector row = load(w + b * k + l);
+            __builtin_prefetch(w + b * k + l + 8192); /* rows to come: else memory waits */
+            for (int a = 0; a < m; a++)
+                sum[a][b] += load(x + a * k + l) * row;
+        }
+    for (int a = 0; a < m; a++)
+        for (int b = 0; b < n; b++) {
+            float total = sum_of(sum[a][b]);
+            for (int64_t l = whole; l < k; l++)
+                total += x[a * k + l] * w[b * k + l];
+            call->y[(i + a) * call->outputs + j + b] = total + (call->bias ? call->bias[j + b] : 0);
+        }
+}
+
+static void project_shared(const Rows *call, int64_t thread, int64_t threads)
+{
+    const int64_t count = call->heads ? call->heads : (call->outputs + 2 * FEW - 1) / (2 * FEW);
+    const int64_t begin = count * thread / threads, end = count * (thread + 1) / threads;
+    for (int64_t h = begin; call->heads && h < end; h++)
+        for (int64_t i = 0; i < call->rows; i += STRIP) {
+            const int64_t left = call->rows - i;
+            multiply_strip(left < STRIP ? left : STRIP, call->outputs, call->inputs,
+                           call->x + i * call->inputs, call->inputs, 1,
+                           call->weight + h * call->inputs * call->outputs, call->outputs, 0,
+                           call->y + (i * call->heads + h) * call->outputs,
+                           call->heads * call->outputs);
+        }
+    for (int64_t j = begin * 2 * FEW; !call->heads && j < end * 2 * FEW && j < call->outputs;
+         j += 2 * FEW) {
+        const int whole = j + 2 * FEW <= call->outputs;
+        int64_t i = 0;
+        for (; whole && i + FEW <= call->rows; i += FEW) {
+            dot_tile(FEW, FEW, call, i, j);
+            dot_tile(FEW, FEW, call, i, j + FEW);
+        }
+        for (; i < call->rows; i++)
+            if (whole)
+                dot_tile(1, 2 * FEW, call, i, j);
+            else
+                for (int64_t b = j; b < call->outputs; b++)
+                    dot_tile(1, 1, call, i, b);
+    }
+}
+
+static void project_body(void *call)
+{
+    const Runtime *runtime = &((const Rows *)call)->runtime;
+    project_shared(call, runtime->thread(), runtime->num_threads());
+}
+
+void project(Rows *call)
+{
+    if (call->threads > 1)
+        call->runtime.parallel(project_body, call, call->threads, 0);
+    else
+        project_shared(call, 0, 1);
+}

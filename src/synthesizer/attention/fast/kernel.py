@@ -41,6 +41,7 @@ WANTED = "SYNTHESIZER_KERNEL"  # 0: neither compile the kernel unasked nor use i
 HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
 FEWEST_ROWS, MOST_ROWS = 64, 256
+LANES = 16  # of kernel.c's vectors
 BESIDE = 2**20  # numbers of the values that stand side by side
 SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies them itself
 
@@ -103,6 +104,16 @@ class KernelCall(ctypes.Structure):
     )
 
 
+class RowsCall(ctypes.Structure):
+    """What kernel.c calls Rows."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in RUNTIME],
+        *[(name, ctypes.c_int64) for name in ("threads", "rows", "inputs", "outputs", "heads")],
+        *[(name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y")],
+    )
+
+
 class Kernel:
     """The compiled functions."""
 
@@ -114,6 +125,8 @@ class Kernel:
         for function in (self._attend, self._attend_back, self._workspace):
             function.argtypes, function.restype = [ctypes.POINTER(KernelCall)], None
         self._workspace.restype = ctypes.c_int64
+        self._project = library.project
+        self._project.argtypes, self._project.restype = [ctypes.POINTER(RowsCall)], None
 
     def attend(
         self, terms: Terms, visibility: Visibility, output: Tensor, ready: bool = False
@@ -130,6 +143,18 @@ class Kernel:
         for name, tensor in _by_name(grads):
             setattr(call, f"grad_{name}", Strided.of(tensor))
         self._attend_back(call)
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Rows of x (..., D) by a weight (N, D), or by each head's (H, D, N): (..., N or H N)."""
+        x, heads = x.contiguous(), weight.shape[0] if weight.dim() == 3 else 0
+        outputs = weight.shape[-1 if heads else 0]
+        y = x.new_empty(*x.shape[:-1], outputs * max(1, heads))
+        sizes = (x.numel() // x.shape[-1], x.shape[-1], outputs, heads)
+        threads = torch.get_num_threads() if self._runtime else 1
+        data = (x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr())
+        runtime = self._runtime or [0] * len(RUNTIME)
+        self._project(RowsCall(*runtime, threads, *sizes, *data, y.data_ptr()))
+        return y
 
     def _call(
         self, terms: Terms, visibility: Visibility, output: Tensor

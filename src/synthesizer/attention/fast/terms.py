@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention.reading import project_heads
 from synthesizer.attention.synthesis import (
     Dense,
     DotProduct,
@@ -26,6 +25,8 @@ from synthesizer.attention.synthesis import (
     Mixture,
     Random,
     Synthesis,
+    hidden_units,
+    project_heads,
 )
 from synthesizer.errors import UserError
 
@@ -223,6 +224,8 @@ def _scaled(weight: Tensor, alpha: Tensor | None) -> Tensor:
 
 def _hidden(part: Dense | FactorizedDense, x: Tensor) -> Tensor:
     """relu(x W1 + b1) per head, (H, B, T, K), by one product for all heads."""
+    if x.shape[1] == 1:
+        return hidden_units(x, part.w1, part.b1).transpose(0, 1)
     hidden = F.linear(x, part.w1.mT.flatten(0, 1), part.b1.flatten())
     return hidden.relu_().unflatten(-1, (len(part.w1), -1)).permute(2, 0, 1, 3)
 

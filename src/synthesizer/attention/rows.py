@@ -1,0 +1,52 @@
+"""A few rows times a weight, as in decoding.
+
+Such a product reads every weight once, so that memory decides. For nn.Linear's layout and up to
+eight rows torch's BLAS needs up to twice the time that reading takes, and for a weight of every
+head, (H, D, K), a copy besides. The compiled kernel (fast/kernel.c) reads either as it lies; where
+it is not there, or a gradient is wanted, torch does it. Letters as in synthesis.py.
+"""
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+FEW = 8  # rows, up to which reading the weight takes longer than multiplying
+LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
+
+
+def linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x), of an nn.Linear or of what a user has put in its place."""
+    if x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
+        y = few_rows(x, layer.weight, layer.bias)
+        if y is not None:
+            return y
+    return layer(x)  # type: ignore[no-any-return]
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """x (..., D) by a weight (N, D), or (H, D, K) side by side; None where torch has to do it."""
+    from synthesizer.attention.fast.kernel import HOME, LANES, loaded
+
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    if (
+        x.numel() > FEW * x.shape[-1]
+        or weight.numel() < LARGE
+        or (weight.dim() == 3 and weight.shape[-1] % LANES)
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or torch.is_autocast_enabled("cpu")
+        or any(part.dtype != torch.float32 or part.device.type != "cpu" for part in tensors)
+        or type(x) is not Tensor
+        or not weight.is_contiguous()
+    ):
+        return None
+    kernel = loaded(os.environ.get(HOME))
+    return None if kernel is None else kernel.project(x, weight, bias)
+
+
+def _is_bare(layer: nn.Module) -> bool:
+    """Whether calling a layer is its product and nothing else: no hook, no other forward."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) is nn.Linear and not hooked
