@@ -18,10 +18,10 @@ LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), of an nn.Linear or of what a user has put in its place."""
     if x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
-        y = few_rows(x, layer.weight, layer.bias)
+        y = few_rows(x, layer.weight, layer.bias)  # type: ignore[arg-type]
         if y is not None:
             return y
-    return layer(x)  # type: ignore[no-any-return]
+    return layer(x)
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
