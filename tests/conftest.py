@@ -6,6 +6,9 @@ import pytest
 # process with an illegal instruction. Without AMX the same tests run everywhere.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Threads of two-thread tests sleep while they wait, so that they do not take each other's cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Triton reads this as it is imported: GPU kernels run on CPU tensors.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

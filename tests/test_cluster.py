@@ -80,6 +80,7 @@ def digests(study):
 
 
 @needs_ray
+@pytest.mark.timeout(600)
 def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, cluster):
     """One node is killed in mid-run, then the driver; the same command ends the study."""
     words, out = command(folder, cluster.address, "study"), folder / "study"

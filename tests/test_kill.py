@@ -71,7 +71,8 @@ def kill_after(aim):
 
 def checkpoints():
     folder = out + "/checkpoints/"
-    return {name: open(folder + name, "rb").read() for name in os.listdir(folder)}
+    names = [name for name in os.listdir(folder) if name[0] != "."]  # not what a kill left
+    return {name: open(folder + name, "rb").read() for name in names}
 
 
 aims = sorted(moment.sample(range(5, 50, 5), 5))

@@ -17,7 +17,8 @@ LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), of an nn.Linear or of what a user has put in its place."""
-    if x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
+    # Sizes are asked last: a traced graph would be bound to the answer.
+    if not torch.compiler.is_compiling() and x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
         y = few_rows(x, layer.weight, layer.bias)  # type: ignore[arg-type]
         if y is not None:
             return y
@@ -30,11 +31,11 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
 
     tensors = [x, weight] if bias is None else [x, weight, bias]
     if (
-        x.numel() > FEW * x.shape[-1]
+        torch.compiler.is_compiling()
+        or x.numel() > FEW * x.shape[-1]
         or weight.numel() < LARGE
         or (weight.dim() == 3 and weight.shape[-1] % LANES)
         or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch.is_autocast_enabled("cpu")
         or any(part.dtype != torch.float32 or part.device.type != "cpu" for part in tensors)

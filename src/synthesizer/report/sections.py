@@ -243,7 +243,7 @@ def opponent_table(rival: Opponent) -> tuple[list[str], list[list[str]]]:
 
 def _rival_note(rival: Opponent) -> str:
     return (
-        f"No worse means less than {rival.margin} below {rival.label}. "
+        f"No worse means worse than {rival.label} by less than {rival.margin}. "
         "These words have 5 % of error of their own, beside those of the table above."
     )
 

@@ -24,8 +24,8 @@ _FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
 TERMS = {
     "difference from dot": "The variant's mean minus dot's over the seeds both have, with its "
     "interval: other seeds and other test examples would move it within these bounds.",
-    "verdict": "better: above dot. no worse: less than the margin below dot. worse: more than the "
-    "margin below. undecided: the interval allows more than one of these.",
+    "verdict": "better: ahead of dot. no worse: behind it by less than the margin. worse: "
+    "behind by more. undecided: the interval allows more than one of these.",
     "FLOPs per token": "Multiplications and additions of a forward pass at full length.",
     "training, tokens/s": "Tokens of training batches per second on the machine that ran it; in "
     "brackets beside dot's.",

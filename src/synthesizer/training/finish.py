@@ -202,7 +202,7 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             "",
             f"Trained for {recipe.task} by `synthesizer`; seed {recipe.seed}, "
             f"recipe {result['recipe_hash']}, {result['steps']} steps.",
-            "Load it after `import synthesizer.models.heads`, with the Auto class of its task.",
+            "Load it after `import synthesizer.models`, with the Auto class of its task.",
             "",
             f"| metric ({result['split']}) | value | signature |",
             "|---|---|---|",
