@@ -156,7 +156,7 @@ TABLE_2 = "random", "factorized_random", "dense", "factorized_dense", "random+de
 MIXED = "dense+dot", "random+dot"
 FIVE = "dot", "random", "dense", *MIXED
 TRANSLATION = ("translation", "grammar-ende")
-MODELING = ("language-modeling", "python-docs")
+MODELING = ("language-modeling", "python-docs", "python-docs-sinusoidal")
 
 CLAIMS = (
     Claim("Random and Dense are near dot product in translation.", "Table 2", TRANSLATION,

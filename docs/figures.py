@@ -13,10 +13,10 @@ from matplotlib.colors import PowerNorm
 HERE = Path(__file__).parent
 STUDY, SEED = HERE.parent / "results" / "python-docs", "seed1"
 ROWS = {
-    "dot": "dot: every pair of tokens",
-    "dense": "dense: its own token",
-    "random": "random: a learned table",
-    "random+dot": "random+dot: a mixture",
+    "dot-positions=sinusoidal+relative-lr=0.012": "dot: every pair of tokens",
+    "dense-lr=0.012-table_rate=10": "dense: its own token",
+    "random-lr=0.00801-table_rate=45.8": "random: a learned table",
+    "random+dot-lr=0.012-table_rate=10": "random+dot: a mixture",
 }
 THEMES = {"light": ("#1b1f24", "#ffffff"), "dark": ("#e6e8eb", "#0d1117")}
 
