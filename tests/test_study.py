@@ -22,6 +22,7 @@ from synthesizer.experiment.run import Run
 from synthesizer.study.budget import at_width, count, match_width
 from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.tune import settings_of
 from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
 from synthesizer.training.build import build_model
@@ -249,6 +250,21 @@ def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_o
     for row in study["rows"]:
         if row["label"] == told["label"]:
             assert Run(asked.out / row["runs"][0]).recipe().model.positions == best
+
+
+def test_every_kind_of_positions_is_searched_as_any_other_row_is(asked):
+    plan = draw_up(replace(asked, opponent="auto", tune=4, syntheses=("dot", "random")))
+    assert [row.label for row in plan.rows] == [
+        "dot",
+        "random",
+        f"dot, {RELATIVE}",
+        f"dot, {ROTARY}",
+    ]
+    settings = [settings_of(plan.shared, number) for number in range(4)]
+    tried = [[plan.recipe(row, 0, one) for one in settings] for row in plan.rows]
+    rates = [[(recipe.train.lr, recipe.train.table_rate) for recipe in row] for row in tried]
+    assert rates == [rates[0]] * 4
+    assert [row[0].model.positions for row in tried[2:]] == [RELATIVE, ROTARY]
 
 
 def test_controls_have_the_opponents_settings(asked):

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from synthesizer.experiment.recipe import load_recipe
-from synthesizer.study.rows import Row
 from synthesizer.study.tune import (
     LR_RANGE,
     TABLE_RANGE,
@@ -33,25 +32,14 @@ def test_points_fill_the_square_evenly_whatever_their_number():
 def test_the_first_trial_is_the_recipe_and_all_stay_in_range():
     recipe = load_recipe("shift")
     lr, moved = recipe.train.lr, recipe.train.lr * recipe.train.table_rate
-    row = Row("random", "random", "random")
-    first = settings_of(row, recipe, 0, tuned=True)
+    first = settings_of(recipe, 0)
     assert first == (f"train.lr={lr:.3g}", f"train.table_rate={recipe.train.table_rate:.3g}")
-    tried = [settings_of(row, recipe, number, tuned=True) for number in range(30)]
+    tried = [settings_of(recipe, number) for number in range(30)]
     assert len(set(tried)) == 30
     for settings in tried:
         rate, table = (float(text.partition("=")[2]) for text in settings)
         assert lr / LR_RANGE * 0.99 <= rate <= lr * LR_RANGE * 1.01
         assert moved / TABLE_RANGE * 0.98 <= rate * table <= moved * TABLE_RANGE * 1.02
-
-
-def test_where_positions_are_open_they_are_the_second_dimension():
-    row = Row("dot", "dot", "dot", kinds=("relative", "rotary"))
-    tried = [settings_of(row, load_recipe("shift"), n, tuned=True) for n in range(4)]
-    kinds = [settings[0] for settings in tried]
-    assert sorted(kinds) == ["model.positions=relative"] * 2 + ["model.positions=rotary"] * 2
-    assert len({settings[1] for settings in tried}) == 4
-    untuned = [settings_of(row, load_recipe("shift"), n, tuned=False) for n in range(2)]
-    assert untuned == [("model.positions=relative",), ("model.positions=rotary",)]
 
 
 def trial(lr, score, higher=True):

@@ -24,7 +24,7 @@ from synthesizer.study.match_time import fit_steps
 from synthesizer.study.plan import FOUND, WIDTHS, Asked, Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rerun import RERUN, choose_rerun, same_bits
-from synthesizer.study.rows import AGAIN, DOT, Row, again, make_row, size_control
+from synthesizer.study.rows import AGAIN, Row, again, size_control
 from synthesizer.study.sequential import is_open, power_sentence
 from synthesizer.study.settings import choose_settings, fit_length
 from synthesizer.study.slurm import array_script
@@ -339,7 +339,7 @@ def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
         for number in range(max((_num_trials(plan, row) for row in tried), default=0))
         for row in tried
         if number < _num_trials(plan, row)
-        for recipe in [plan.recipe(row, TRIAL_SEED, _settings(plan, row, number))]
+        for recipe in [plan.recipe(row, TRIAL_SEED, _settings(plan, number))]
     ]
     if tuned:
         say(f"search: {plan.asked.trials} trials per variant, chosen on validation")
@@ -360,11 +360,11 @@ def _num_trials(plan: Plan, row: Row) -> int:
     candidates = [one for one in plan.rows if one.candidate]
     if not row.candidate or not plan.asked.searches or len(candidates) < 2:
         return 0
-    return len(row.kinds) or 1 if plan.asked.finds_opponent else 0
+    return 1 if plan.asked.finds_opponent else 0
 
 
-def _settings(plan: Plan, row: Row, number: int) -> tuple[str, ...]:
-    return settings_of(row, plan.shared, number, tuned=plan.asked.trials > 0)
+def _settings(plan: Plan, number: int) -> tuple[str, ...]:
+    return settings_of(plan.shared, number) if plan.asked.trials else ()
 
 
 def _choose(plan: Plan, row: Row, say: Say) -> Row:
@@ -374,17 +374,16 @@ def _choose(plan: Plan, row: Row, say: Say) -> Row:
     best = best_of(trials)
     row = replace(row, trials=tuple(trials))
     if best is None:
-        return replace(row, left_out="all of its trials failed") if row.kinds else row
+        offered = row.candidate and row.offered  # by the search alone: nobody asked for it
+        return replace(row, left_out="all of its trials failed") if offered else row
     if not best["changes"]:
         return row
     say(
         f"{row.label}: best with {', '.join(best['changes'])} (validation {best['validation']:.4f})"
     )
-    changes = (*row.changes, *best["changes"])
-    slugs = [text.partition(".")[2].replace(":", "_") for text in best["changes"]]
-    named = row if not row.kinds else make_row(DOT, changes[:1], plan.shared)
-    folder = "-".join([named.folder, *(slugs[1:] if row.kinds else slugs)])
-    return replace(row, label=named.label, folder=folder, changes=changes, kinds=())
+    slugs = [text.partition(".")[2] for text in best["changes"]]
+    folder = "-".join([row.folder, *slugs])
+    return replace(row, folder=folder, changes=(*row.changes, *best["changes"]))
 
 
 def settle(plan: Plan, say: Say) -> Plan:
@@ -432,7 +431,7 @@ def _record_trial(plan: Plan, row: Row, number: int) -> dict[str, Any]:
     path = _trial_path(plan, row, number)
     record: dict[str, Any] = {
         "run": str(path.relative_to(plan.out)),
-        "changes": list(_settings(plan, row, number)),
+        "changes": list(_settings(plan, number)),
         "validation": None,
     }
     if Run(path).is_finished:

@@ -37,7 +37,6 @@ from synthesizer.study.tune import TRIALS
 from synthesizer.untrusted import check_folder_name, read_regular
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
-CHOSEN = "dot, best positions"  # the row whose positions a search chooses
 MATCHES = ("none", "params", "flops", "time")
 WIDTHS = ("params", "flops")  # budgets that are met through d_ff
 QUICK = 5  # a quick look takes this part of the steps
@@ -436,11 +435,9 @@ def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
         rows += [row] if row.folder not in {row.folder for row in rows} else []
     kinds = tuple(challengers(recipe))
     if len(dots) == 1 and dots[0].positions is None and asked.finds_opponent and kinds:
-        if asked.searches:
-            folder = f"{dots[0].folder}-best-positions"
-            rows.append(Row(CHOSEN, DOT, folder, candidate=True, offered=True, kinds=kinds))
-        else:  # no runs beside the table's: all of them are rows, and the report chooses
-            rows += [make_row(DOT, (f"{POSITIONS}={kind}",), recipe) for kind in kinds]
+        # Searched rows leave the table but for the best; without a search the report chooses.
+        found = [make_row(DOT, (f"{POSITIONS}={kind}",), recipe) for kind in kinds]
+        rows += [replace(row, offered=asked.searches) for row in found]
     if asked.baselines:
         rows += baselines(recipe, {row.spec for row in rows}, like)
     return rows, words

@@ -46,7 +46,6 @@ class Row:
     left_out: str | None = None  # because
     sized: bool = False  # its width is settled, and it can be built
     candidate: bool = False  # for the opponent: a dot product and nothing beside its positions
-    kinds: tuple[str, ...] = ()  # positions still to be chosen from
     first_seed: int = 0  # added to the study's seeds
     num_seeds: int | None = None  # how many of the study's seeds it has; None: all
     rung: tuple[str, ...] = ()  # those of its changes that its rung of a ladder made

@@ -7,8 +7,8 @@ depend on how many trials there are, so that more trials go on where fewer ended
     u_n = (1/2 + n a) mod 1 in each dimension, a = the golden ratio and sqrt(2), less one
 
 (an additive recurrence). The first dimension is log lr, the second log (lr x table_rate): what
-tables are moved by. Point 0, the centre, is the recipe's own. A dot product has no tables and takes
-distinct learning rates; where its positions are still to be chosen, they are its second dimension.
+tables are moved by. Point 0, the centre, is the recipe's own. Each kind of positions that a dot
+product may have is a row of its own here, and tries what every other row tries.
 """
 
 import math
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.study.rows import POSITIONS, Row
 
 TRIALS = 4  # of a full study, per row
 TRIAL_SEED = 0  # so that no reported seed chose its own settings
@@ -31,16 +30,10 @@ def point(number: int) -> tuple[float, float]:
     return first % 1, second % 1
 
 
-def settings_of(row: Row, recipe: Recipe, number: int, *, tuned: bool) -> tuple[str, ...]:
+def settings_of(recipe: Recipe, number: int) -> tuple[str, ...]:
     """What a row changes in its trial of this number, the first being 0."""
-    if not tuned:  # positions alone are searched, each once
-        return (f"{POSITIONS}={row.kinds[number]}",) if row.kinds else ()
     train, (first, second) = recipe.train, point(number)
     lr = train.lr * LR_RANGE ** (2 * first - 1)
-    if row.kinds:
-        # each kind equally often, and shifted from round to round: no kind has the low rates
-        kind = row.kinds[(number + number // len(row.kinds)) % len(row.kinds)]
-        return f"{POSITIONS}={kind}", f"train.lr={lr:.3g}"
     moved = train.lr * train.table_rate * TABLE_RANGE ** (2 * second - 1)
     return f"train.lr={lr:.3g}", f"train.table_rate={moved / lr:.3g}"
 
