@@ -15,6 +15,7 @@ from synthesizer.report.metric_tables import metric_tables
 from synthesizer.report.plots import forest
 from synthesizer.report.published import UNKNOWN, paper_tables
 from synthesizer.report.reliability import floors
+from synthesizer.report.sections import value_plot
 from synthesizer.report.style import css_variables
 from synthesizer.report.summary import MISSING, Summary, span, summarize
 from synthesizer.report.tables import cells, markdown, plain
@@ -56,8 +57,13 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
     "listops-short": ("Built in: ListOps, short", ()),
     "recall": ("Built in: recall", ()),
     "shift": ("Built in: shift", ()),
+    "distance-copying": ("Probe: copying by a distance that the input names", ()),
+    "selective-copying": ("Probe: copying letters and leaving out noise", ()),
+    "noisy-recall": ("Probe: recall among noise", ()),
+    "multi-query-recall": ("Probe: recall of keys and values in two tokens", ()),
 }  # fmt: skip
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
+PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
 ELSEWHERE = {"audit-minilm", "bench", "scale", "table-rate", "torture"}  # told in other documents
 SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "remarks")
 README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
@@ -185,7 +191,7 @@ def draw(found: dict[str, Summary]) -> None:
             drawn += [gap_plot(ladder, ladder.laws, place, trend)
                       for place, trend in enumerate(ladder.laws.trends) if trend]  # fmt: skip
         else:
-            drawn = [forest(summary)]
+            drawn = [value_plot(summary).svg or forest(summary)]
         for file, svg in zip(files, drawn, strict=False):
             (IMAGES / file).write_text(standalone(svg), encoding="utf-8")
 
@@ -281,7 +287,7 @@ def main_table(found: dict[str, Summary]) -> str:
     rows = []
     for name in PLANNED:
         summary = found.get(name)
-        if summary is None or summary.study.facts.get("ladder") or name == "heads":
+        if summary is None or summary.study.facts.get("ladder") or name in ("heads", *PROBES):
             continue
         lines = {line.row.label: line for line in summary.lines}
         opponent = opponent_label(summary)

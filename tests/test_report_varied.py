@@ -1,7 +1,7 @@
 import json
 
 from synthesizer.report.plots import by_value, quality_and_cache
-from synthesizer.report.sections import notes, sections
+from synthesizer.report.sections import lead, notes, sections
 from synthesizer.report.write import summarize_all
 from test_report import make_run
 
@@ -36,17 +36,21 @@ def probe_study(home):
 def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
     summary = probe_study(tmp_path)
     first, second = summary.answer.split(" Yes: ")
-    assert first.startswith("No: on distance-copying with difficulty 2 random, difficulty 2 is no")
+    assert first.startswith("No: on distance-copying with difficulty 2 random is no worse than")
     assert second.startswith("on distance-copying with difficulty 8 the one row without dot")
     told = "\n".join(notes(summary))
     assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
+    assert "each value has its own dot as configured" in told
 
 
 def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_path):
     summary = probe_study(tmp_path)
+    first = lead(summary)
+    assert "token accuracy, % by difficulty, one line per variant" in first
+    assert "Means over seeds, by data.difficulty." in first
+    assert "Pareto front" not in first, "scores of two difficulties are not of one task"
     (varied,) = [s.body for s in sections(summary) if s.heading == "By varied value"]
-    assert "token accuracy, % by difficulty, one line per variant" in varied
-    assert "Means over seeds, by data.difficulty." in varied
+    assert "difficulty 8" in varied
     assert by_value(summary, {"dot": [("2", 1.0)]}, "difficulty") == "", "one value is no curve"
     assert "Quality against the cache of a token" in quality_and_cache(summary)
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from synthesizer.experiment.progress import clock
-from synthesizer.report.load import Record, Row, Study
+from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.report.page import Plot, figures, paragraph, table
 from synthesizer.report.style import (
     BLUE,
@@ -19,7 +19,7 @@ from synthesizer.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer.report.summary import METRICS, MINUS, MISSING, opponent_of, plain_change, span
+from synthesizer.report.summary import METRICS, MINUS, MISSING, opponent_of, span
 from synthesizer.report.tables import markdown
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,
@@ -118,22 +118,17 @@ def read_ladder(study: Study) -> Ladder | None:
     rungs = list(dict.fromkeys(row.varied for row in study.rows))[::-1]
     families: dict[str, list[Row]] = {}
     for row in reversed(study.rows):
-        families.setdefault(_family(row), []).append(row)
+        families.setdefault(row.name, []).append(row)
     families = {name: rows for name, rows in reversed(families.items()) if _num_trained(rows)}
     results = [run.result or {} for run in finished]
     return Ladder(
         families,
-        _family(dot),
+        dot.name,
         rungs,
         results[0]["main_metric"],
         all("loss" in result["metrics"] for result in results),
         results[0]["higher_is_better"],
     )
-
-
-def _family(row: Row) -> str:
-    """A row's name without its rung."""
-    return row.label.removesuffix("".join(f", {plain_change(change)}" for change in row.varied))
 
 
 def rung_table(ladder: Ladder) -> Table:

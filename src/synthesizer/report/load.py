@@ -106,8 +106,18 @@ class Row:
     candidate: bool = False  # a dot product that others may be compared with
 
     @property
+    def name(self) -> str:
+        """Its label without the values that --vary gave it."""
+        return self.label.removesuffix("".join(f", {plain_change(one)}" for one in self.varied))
+
+    @property
     def finished(self) -> tuple[Record, ...]:
         return tuple(run for run in self.runs if run.result is not None)
+
+
+def plain_change(change: str) -> str:
+    """'data.difficulty=4' in words: 'difficulty 4'."""
+    return change.rpartition(".")[2].replace("=", " ")
 
 
 @dataclass(frozen=True)

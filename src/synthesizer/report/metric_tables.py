@@ -9,13 +9,12 @@ import numpy as np
 
 from synthesizer.experiment.published import paper
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
-from synthesizer.report.load import Row, Study
+from synthesizer.report.load import Row, Study, plain_change
 from synthesizer.report.summary import (
     MINUS,
     Summary,
     base_of,
     measured,
-    plain_change,
     scores_of,
     span,
 )
@@ -108,8 +107,7 @@ def varied_table(study: Study, metric: str) -> Table | None:
     names = [", ".join(plain_change(change) for change in varied) for varied in values]
     cells: dict[str, list[str]] = {}
     for row in filter(lambda row: row.varied, study.rows):
-        name = row.label.removesuffix("".join(f", {plain_change(change)}" for change in row.varied))
-        line = cells.setdefault(name, [span([])] * len(values))
+        line = cells.setdefault(row.name, [span([])] * len(values))
         line[values.index(row.varied)] = _mean_sd(row, (metric,))
     return ["variant", *names], [[name, *line] for name, line in cells.items()]
 
@@ -160,7 +158,6 @@ def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, float]
     for row in study.rows:
         scores = list(scores_of(row, metric).values())
         if len(row.varied) == 1 and scores:
-            name = row.label.removesuffix(f", {plain_change(row.varied[0])}")
             value = row.varied[0].partition("=")[2]
-            points.setdefault(name, []).append((value, float(np.mean(scores))))
+            points.setdefault(row.name, []).append((value, float(np.mean(scores))))
     return points

@@ -29,6 +29,9 @@ def opponent_sentences(summary: Summary) -> Iterator[str]:
             "the answer may differ."
         )
         return
+    if row.varied:
+        yield f"The opponent: each value has its own dot as configured ({positions})."
+        return
     how = chosen.get("how") or "the best on validation"
     yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
     tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]

@@ -59,7 +59,7 @@ def forest(summary: Summary) -> str:
                 c.difference, place, "o", color=colour, markerfacecolor=inside, markersize=6,
                 markeredgewidth=1.5,
             )  # fmt: skip
-        axes.set_yticks(range(len(lines)), [fill(literal(line.row.label), 18) for line in lines])
+        axes.set_yticks(range(len(lines)), [fill(literal(line.row.label), 26) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         words = axes.secondary_yaxis("right")

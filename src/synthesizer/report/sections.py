@@ -52,9 +52,13 @@ LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within 
 
 
 def lead(summary: Summary) -> str:
-    """The first screen: the answer, its scope, the differences and the Pareto front."""
-    plots = [
-        Plot(forest(summary), _forest_caption(summary)),
+    """The first screen: the answer, its scope, the differences and the Pareto fronts.
+
+    Rows with varied values are drawn by value instead: their scores are not of one task.
+    """
+    differences = Plot(forest(summary), _forest_caption(summary))
+    varied = value_plot(summary)
+    fronts = [
         Plot(
             quality_and_speed(summary),
             "Quality against training speed, best first. The line joins the variants that no "
@@ -67,6 +71,7 @@ def lead(summary: Summary) -> str:
             "of the attention is a dot product.",
         ),
     ]
+    plots = [varied, differences] if varied.svg else [differences, *fronts]
     shown = figures([plot for plot in plots if plot.svg])
     words = [paragraph(summary.answer, "answer"), paragraph(summary.scope, "note")]
     return "\n".join([*words, shown])
@@ -79,7 +84,7 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
         Section("Ladder", _ladder(summary, plots=plots)),
         Section("All metrics", _all_metrics(summary)),
         *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
-        Section("By varied value", _varied(summary, plots=plots)),
+        Section("By varied value", _varied(summary)),
         Section("Search", _trials(summary)),
         Section("Published results", _published(summary)),
         Section("Learning curves", _curves(summary) if plots else ""),
@@ -252,16 +257,20 @@ def _against(rival: Opponent) -> str:
     return "\n".join([table(*opponent_table(rival)), paragraph(_rival_note(rival), "note")])
 
 
-def _varied(summary: Summary, *, plots: bool) -> str:
+def _varied(summary: Summary) -> str:
     found = varied_table(summary.study, summary.metric)
-    if found is None:
-        return ""
+    return "" if found is None else table(*found)
+
+
+def value_plot(summary: Summary) -> Plot:
+    """The score against the one key that was varied; empty where there is none, or several."""
     keys = {change.partition("=")[0] for row in summary.study.rows for change in row.varied}
-    key = keys.pop() if len(keys) == 1 else ""
+    if len(keys) != 1 or summary.study.facts.get("ladder"):
+        return Plot("", "")
+    (key,) = keys
     points = varied_points(summary.study, summary.metric)
-    drawn = by_value(summary, points, key.rpartition(".")[2]) if plots and key else ""
-    figure = [figures([Plot(drawn, f"Means over seeds, by {key}.")])]
-    return "\n".join([table(*found), *(figure if drawn else [])])
+    drawn = by_value(summary, points, key.rpartition(".")[2])
+    return Plot(drawn, f"Means over seeds, by {key}.")
 
 
 def _left_to_the_table(summary: Summary) -> str:

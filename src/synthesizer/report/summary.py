@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from synthesizer.metrics import SCORES
-from synthesizer.report.load import Record, Row, Study
+from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.spec import NONE
 from synthesizer.study.rows import AGAIN
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE, Looks
@@ -199,10 +199,9 @@ def summarize(study: Study) -> Summary:
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
-    closing = {line.row.label for line in lines if line.is_closing}
     said = " ".join(
         answer(subject, specs, margin, higher_is_better=higher, closing=closing)
-        for subject, specs in _subjects(study, compared)
+        for subject, specs, closing in _subjects(study, compared, lines)
     )
     documents = reference is not None and reference.units is not None
     opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in SCORES else ()
@@ -211,20 +210,19 @@ def summarize(study: Study) -> Summary:
 
 
 def _subjects(
-    study: Study, compared: dict[str, Comparison]
-) -> Iterator[tuple[str, list[tuple[str, Comparison]]]]:
-    """What is answered for: the study, or each choice of varied values; a ladder's largest rung."""
+    study: Study, compared: dict[str, Comparison], lines: Sequence[Line]
+) -> Iterator[tuple[str, list[tuple[str, Comparison]], set[str]]]:
+    """What is answered for: the study, or each choice of varied values; a ladder's largest rung.
+
+    Where the subject says the varied values, rows go by their names without them.
+    """
     values = list(dict.fromkeys(row.varied for row in study.rows)) or [()]
     for varied in values[:1] if study.facts.get("ladder") else values:
         changes = ", ".join(plain_change(change) for change in varied)
         own = [row for row in study.rows if row.varied == varied and row.label in compared]
-        specs = [(row.spec, compared[row.label]) for row in own]
-        yield f"{study.name} with {changes}" if changes else study.name, specs
-
-
-def plain_change(change: str) -> str:
-    """'data.difficulty=4' in words: 'difficulty 4'."""
-    return change.rpartition(".")[2].replace("=", " ")
+        specs = [(row.spec, replace(compared[row.label], label=row.name)) for row in own]
+        closing = {line.row.name for line in lines if line.is_closing and line.row in own}
+        yield f"{study.name} with {changes}" if changes else study.name, specs, closing
 
 
 def base_of(study: Study, row: Row) -> Row | None:
