@@ -1,6 +1,7 @@
 """The report names the dot product it measures by, what that gains, and which gaps still close."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,27 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     said = "\n".join(notes(summary))
     assert "still closes for random (-40.00, -60.00, -30.00)" in said
     assert "(--confirm 3x trains them three times as long)" in said
+
+
+def test_a_closed_gap_does_not_close_any_further(tmp_path, record):
+    """Both at the top: what is left of a lead says nothing of longer training."""
+    line = next(x for x in make_study(tmp_path, record).lines if x.row.label == "random")
+    even = replace(line.comparison, word="no worse", margin=1.0)
+    assert not replace(line, comparison=even, gaps=(48.0, 1.1, 0.02)).is_closing
+    assert replace(line, comparison=even, gaps=(48.0, 1.1, 0.5)).is_closing
+    better = replace(even, word="better")
+    assert replace(line, comparison=better, gaps=(48.0, 1.1, 0.02)).is_closing
+
+
+def test_sinusoids_that_won_a_search_are_not_called_weak(tmp_path, record):
+    make_study(tmp_path, {**record, "label": "dot"})
+    study = json.loads((tmp_path / "study.json").read_text())
+    study["rows"] = [row for row in study["rows"] if RELATIVE not in row["label"]]
+    (tmp_path / "study.json").write_text(json.dumps(study))  # what lost the search is not a row
+    (summary,) = summarize_all([tmp_path])
+    said = "\n".join(notes(summary))
+    assert "against dot (sinusoidal; chosen on validation)" in said
+    assert "WEAK" not in said
 
 
 def test_a_dot_product_with_sinusoids_alone_is_called_what_it_is(tmp_path):

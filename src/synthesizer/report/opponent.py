@@ -21,6 +21,7 @@ def opponent_sentences(summary: Summary) -> Iterator[str]:
         if line.row.spec == DOT
         for run in line.row.runs
     }
+    others |= {str(trial.get("positions")) for trial in chosen.get("trials", [])}
     kinds = {kind for text in others for kind in text.split("+")}
     if not {"relative", "rotary", "alibi"} & {kind.partition(":")[0] for kind in kinds}:
         yield (

@@ -56,11 +56,17 @@ class Line:
 
     @property
     def is_closing(self) -> bool:
-        """Whether a decided row's gap to dot shrinks by a tenth or more in the last third."""
+        """Whether a decided row's gap to dot shrinks by a tenth or more in the last third.
+
+        Where a row is no worse, a gap below a tenth of the margin has closed already.
+        """
         if self.gaps is None or self.comparison is None:
             return False
         _, before, last = self.gaps
-        decided = self.comparison.word in (BETTER, NO_WORSE, WORSE)
+        word = self.comparison.word
+        if word == NO_WORSE and abs(last) < (1 - CLOSING) * self.comparison.margin:
+            return False
+        decided = word in (BETTER, NO_WORSE, WORSE)
         return decided and before * last > 0 and abs(last) < CLOSING * abs(before)
 
     @property
