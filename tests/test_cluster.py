@@ -13,9 +13,9 @@ import pytest
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump
+from synthesizer.study.asked import Asked
 from synthesizer.study.cluster import Driver, _room, open_cluster, own_code
 from synthesizer.study.compare import compare
-from synthesizer.study.plan import Asked
 from tiny import environment, language_model
 
 needs_ray = pytest.mark.skipif(

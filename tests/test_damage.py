@@ -16,7 +16,8 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run, remove_leftovers, write_text
 from synthesizer.report.load import read_run
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.asked import Asked
+from synthesizer.study.plan import draw_up
 from synthesizer.study.pool import open_pool
 from synthesizer.training.finish import load_model, measure
 from synthesizer.training.loop import fit

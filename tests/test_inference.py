@@ -11,8 +11,9 @@ import pytest
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
+from synthesizer.study.asked import Asked
 from synthesizer.study.guess import infer_recipe, is_data
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.plan import draw_up
 from synthesizer.tasks import build_task
 from tiny import WORDS, environment
 
@@ -185,7 +186,8 @@ sys.addaudithook(
 )
 from pathlib import Path
 from synthesizer.study import compare
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.asked import Asked
+from synthesizer.study.plan import draw_up
 plan = draw_up(Asked({str(path)!r}, out=Path({str(tmp_path / "out")!r})))
 assert len(opened) == 1, opened
 assert not {{"matplotlib", "torch", "transformers"}} & set(sys.modules)

@@ -17,6 +17,7 @@ from synthesizer.report import ladder
 from synthesizer.report.ladder import sentence
 from synthesizer.report.load import Record, Row, Study
 from synthesizer.report.write import write_report
+from synthesizer.study.asked import Asked
 from synthesizer.study.compare import conduct, list_commands
 from synthesizer.study.ladder import (
     GROWS,
@@ -28,7 +29,7 @@ from synthesizer.study.ladder import (
     fit_ladder,
     make_rungs,
 )
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.plan import draw_up
 from synthesizer.tasks import build_task
 from test_study import Here
 from tiny import language_model

@@ -10,7 +10,7 @@ from synthesizer.experiment.published import published_parameters
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.models.cost import count_parameters, sketch
 from synthesizer.spec import normalize_spec
-from synthesizer.study.plan import _parse_vary
+from synthesizer.study.row_list import parse_vary
 from synthesizer.training.build import rough_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
@@ -33,7 +33,7 @@ def test_every_command_can_be_planned(command):
     assert values.keys() <= known
     specs = [normalize_spec(spec) for spec in values.get("--synthesis", [])] or ["dot", "random"]
     assert {normalize_spec(row) for row in values.get("--against", [])} <= set(specs)
-    varied = [change for text in values.get("--vary", []) for change in _parse_vary(text)]
+    varied = [change for text in values.get("--vary", []) for change in parse_vary(text)]
     for spec in specs:
         for change in varied or ["seed=1"]:
             made = load_recipe(recipe, synthesis=spec, overrides=[*values.get("--set", []), change])

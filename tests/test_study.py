@@ -19,9 +19,10 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Quiet
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
+from synthesizer.study.asked import Asked
 from synthesizer.study.budget import at_width, count, match_width
 from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.plan import draw_up
 from synthesizer.study.tune import settings_of
 from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task

@@ -15,8 +15,9 @@ from synthesizer.report.load import read_studies
 from synthesizer.report.sections import text_of
 from synthesizer.report.summary import summarize
 from synthesizer.report.write import write_report
+from synthesizer.study.asked import Asked
 from synthesizer.study.compare import list_commands
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.plan import draw_up
 from test_study import conducted, planned
 from tiny import language_model
 

@@ -28,7 +28,8 @@ from synthesizer.experiment.run import Run, default_path, read_arrays, write_ato
 from synthesizer.models import SynthesizerConfig
 from synthesizer.report.load import read_run, read_studies
 from synthesizer.report.write import write_report
-from synthesizer.study.plan import Asked, draw_up
+from synthesizer.study.asked import Asked
+from synthesizer.study.plan import draw_up
 from synthesizer.study.watch import watch
 from synthesizer.training.build import load_pretrained
 from synthesizer.untrusted import check_folder_name

@@ -14,9 +14,9 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import STUDY
+from synthesizer.study.asked import Asked
 from synthesizer.study.command import name_plan
 from synthesizer.study.compare import list_commands
-from synthesizer.study.plan import Asked
 from synthesizer.study.slurm import array_script
 from synthesizer.study.watch import watch
 from test_report import make_run

@@ -160,9 +160,9 @@ def compare(
     from synthesizer.report.command import print_report
     from synthesizer.report.write import closing_rows
     from synthesizer.study import compare as study
+    from synthesizer.study.asked import Asked
     from synthesizer.study.confirm import confirm as confirm_longer
     from synthesizer.study.confirm import parse_times
-    from synthesizer.study.plan import Asked
 
     asked = Asked(
         recipe=recipe,

@@ -2,26 +2,25 @@
 
 Variants share data order, token budget, schedule and stopping, because all that differs between
 their recipes is the synthesis (and the width or learning rates that --match and --tune set), and
-the initial value of a parameter is drawn from the seed and its name.
+the initial value of a parameter is drawn from the seed and its role.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
-from synthesizer.experiment.progress import clock
-from synthesizer.experiment.recipe import Recipe, dump
+from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run, read_arrays
+from synthesizer.study.asked import FOUND, WIDTHS, Asked
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.evidence import FEWEST_SEEDS
-from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.match_time import fit_steps
-from synthesizer.study.plan import FOUND, WIDTHS, Asked, Plan, draw_up
+from synthesizer.study.perform import Job, Say, jobs_of, main_metric, perform
+from synthesizer.study.plan import Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rerun import RERUN, choose_rerun, same_bits
 from synthesizer.study.rows import AGAIN, Row, again, size_control
@@ -30,26 +29,6 @@ from synthesizer.study.settings import choose_settings, fit_length
 from synthesizer.study.slurm import array_script
 from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
 from synthesizer.study.verdict import Measured, judge
-
-BACKWARD = 3.0  # a training token costs this many forward ones
-SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a row."""
-
-    row: int
-    recipe: Recipe
-    path: Path
-    split: str = "test"  # what it is measured on: a trial never sees test
-
-    @property
-    def name(self) -> str:
-        """What it is called beside its row: the seed, or the trial."""
-        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -215,119 +194,11 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     return replace(row, changes=(*row.changes, f"model.d_ff={found['d_ff']}"), note=note)
 
 
-def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
-    """All runs, seed by seed, so that whole tables come early; or those that they start from."""
-    recipe = plan.pretraining if pretraining else plan.recipe
-    return [
-        Job(number, recipe(row, seed), plan.path(row, seed, pretraining=pretraining))
-        for seed in plan.seeds
-        for number, row in enumerate(plan.rows)
-        if row.left_out is None and seed in plan.seeds_of(row)
-    ]
-
-
 def _stages(plan: Plan) -> list[list[Job]]:
     """All runs at once, or a ladder's rung by rung from the smallest, each with its own time."""
     rungs = list(dict.fromkeys(row.rung for row in plan.rows))[::-1]
     jobs = jobs_of(plan)
     return [[job for job in jobs if plan.rows[job.row].rung == rung] for rung in rungs]
-
-
-def perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
-    """Train what is not finished, showing progress; nothing is written if the data is bad."""
-    for job in jobs:
-        Run(job.path).claim(job.recipe)
-    left = [job for job in jobs if not Run(job.path).is_finished]
-    if len(left) < len(jobs):
-        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
-    if not left:
-        plan.write()
-        return
-    size = min(plan.asked.jobs or pool.capacity, len(left))
-    pool.grow(size)
-    recipe = left[0].recipe
-    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
-    runs, workers = _count(len(left), "run"), _count(size, "worker")
-    whole = clock(seconds * math.ceil(len(left) / size))
-    say(f"about {whole} in all ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
-    plan.write()
-    steps, split = recipe.train.steps, jobs[0].split
-    rows = _row_status(plan, jobs, seconds)
-    status = open_status([*rows.values()], size, steps, split, plain=plain)
-    try:
-        _follow(plan, left, pool, status, [*rows])
-    finally:
-        status.close()
-
-
-def _follow(
-    plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines, shown: Sequence[int]
-) -> None:
-    orders = [
-        {
-            "do": "train",
-            "recipe": dump(job.recipe),
-            "path": str(job.path),
-            "split": job.split,
-            "tracker": plan.asked.track,
-        }
-        for job in jobs
-    ]
-    for index, event in pool.run(orders):
-        if event["event"] == "tick":
-            status.refresh()
-            continue
-        if event["event"] == "say" and index < 0:
-            status.say(event["text"])
-            continue
-        job = jobs[index]
-        if event["event"] == "done":
-            event["metric"], event["value"] = _main_metric(event["result"], job.split)
-        status.receive(shown.index(job.row), job.name, event)
-        if event["event"] == "failed":
-            label = plan.rows[job.row].label
-            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
-            plan.write()
-
-
-def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
-    """Say what the data are and how long it takes; return the seconds of one run."""
-    report, train = found["report"], recipe.train
-    examples = ", ".join(f"{split} {count:,}" for split, count in report["examples"].items())
-    cut = report.get("cut_from_train")
-    share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
-    origins = report["origin"]  # of a mixture: one for each of its tasks
-    origin = origins if isinstance(origins, str) else ", ".join(dict.fromkeys(origins.values()))
-    say(f"data: {origin}; examples: {examples}{share}")
-    for key, words in (("bad_rows", "skipped rows"), ("overlong", "longer than max_len")):
-        for split, counts in (report.get(key) or {}).items():
-            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
-            say(f"{words}: {causes} in {split}")
-    if "tokenizer_sample" in report:
-        say(f"tokenizer: learned from {report['tokenizer_sample']}")
-    step = found["seconds_per_step"]
-    per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
-    looks = math.ceil(train.steps / recipe.evaluate.every)
-    tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
-    counts = found["examples"]
-    writing = (looks * counts["validation"] + counts["test"]) * found["seconds_per_answer"]
-    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
-    more = f", up to {clock(writing)} of it for generation" if writing else ""
-    say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
-    return seconds
-
-
-def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> dict[int, RowStatus]:
-    """By the row's number; rows of other rungs have none."""
-    rows = {}
-    for number, row in enumerate(plan.rows):
-        own = [job for job in jobs if job.row == number]
-        if row.rung and not own:
-            continue
-        finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
-        done = [_main_metric(run.result(), split)[1] for run, split in finished]
-        rows[number] = RowStatus(row.label, len(own), seconds, done)
-    return rows
 
 
 def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
@@ -436,7 +307,7 @@ def _record_trial(plan: Plan, row: Row, number: int) -> dict[str, Any]:
     }
     if Run(path).is_finished:
         result = Run(path).result()
-        record["validation"] = _main_metric(result, "validation")[1]
+        record["validation"] = main_metric(result, "validation")[1]
         record["higher_is_better"] = result["higher_is_better"]
     return record
 
@@ -491,12 +362,3 @@ def _measured(plan: Plan, row: Row) -> tuple[Measured, dict[str, Any]]:
     }
     result = next((found for found, _ in done.values()), {})
     return Measured.read(row.label, done, result.get("main_metric", "")), result
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
-    name = str(result["main_metric"])
-    return name, float(result["metrics" if split == "test" else split][name])

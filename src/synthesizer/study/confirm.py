@@ -1,15 +1,14 @@
 """--confirm 3x: the rows whose gap to dot still closes, again with more steps (no torch)."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 from synthesizer.errors import UserError
-from synthesizer.study.compare import jobs_of, open_workers, perform
+from synthesizer.study.compare import open_workers
+from synthesizer.study.perform import Say, jobs_of, perform
 from synthesizer.study.plan import Plan, refuse_to_mix
 from synthesizer.study.rows import Row
-
-Say = Callable[[str], None]
 
 
 def parse_times(text: str) -> int:

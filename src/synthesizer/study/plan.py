@@ -1,7 +1,6 @@
 """What a study consists of: rows, seeds, and the recipe of every run (no torch)."""
 
 import hashlib
-import itertools
 import json
 import re
 import shlex
@@ -17,88 +16,23 @@ from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.run import STUDY, write_text
-from synthesizer.sizes import parse_positions
 from synthesizer.spec import import_modules, normalize_spec, unregistered
+from synthesizer.study.asked import Asked, check
 from synthesizer.study.guess import Guess, infer_recipe, is_data
-from synthesizer.study.ladder import climb, make_rungs
+from synthesizer.study.row_list import rows_of
 from synthesizer.study.rows import (
-    DOT,
-    POSITIONS,
     Row,
     again,
-    asked_rows,
-    baselines,
-    challengers,
-    make_row,
     size_control,
 )
 from synthesizer.study.sequential import PLANNED, Looks
-from synthesizer.study.tune import TRIALS
 from synthesizer.untrusted import check_folder_name, read_regular
 
-FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
-MATCHES = ("none", "params", "flops", "time")
-WIDTHS = ("params", "flops")  # budgets that are met through d_ff
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
 COLUMN = "data.columns."
 PRETRAINED = "pretrained"  # the folder of the runs that others start from
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a user asks of a comparison."""
-
-    recipe: str = "python-docs"  # or data
-    syntheses: tuple[str, ...] = ()
-    seeds: int | None = None
-    jobs: int | None = None
-    cluster: str | None = None
-    gpus: float | None = None
-    track: str | None = None
-    match: str = "none"
-    tune: int | None = None  # trials per row; None: TRIALS, or none in a quick look
-    positions: tuple[str, ...] = ()  # each variant once with each of these
-    opponent: str = AUTO
-    until_decided: bool = False
-    lists_commands: bool = False  # nothing runs, so nothing can be searched
-    margin: float | None = None
-    quick: bool = False
-    baselines: bool = False
-    controls: bool = False
-    pretrain: str | None = None  # the recipe that makes what every run starts from
-    pretrain_overrides: tuple[str, ...] = ()
-    vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
-    ladder: int | None = None  # rungs: rows are trained at so many sizes, the largest the recipe's
-    against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
-    overrides: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
-    out: Path | None = None
-    command: str = "synthesizer compare"
-
-    @property
-    def trials(self) -> int:
-        """How many trials each row has."""
-        if self.tune is not None:
-            return self.tune
-        without = self.quick or self.lists_commands or self.pretrain or self.ladder
-        return 0 if without else TRIALS
-
-    @property
-    def has_controls(self) -> bool:
-        """Whether dot is trained under other seeds and in a larger size too."""
-        return self.controls or not self.syntheses
-
-    @property
-    def finds_opponent(self) -> bool:
-        """Whether dot's positions are to be chosen; these three keep the recipe's."""
-        return self.opponent == AUTO and not (self.vary or self.pretrain or self.ladder)
-
-    @property
-    def searches(self) -> bool:
-        """Whether runs of validation choose the opponent's positions beforehand."""
-        return not (self.quick or self.lists_commands) or self.trials > 0
 
 
 @dataclass(frozen=True)
@@ -235,7 +169,7 @@ def _last_of_each(changes: Iterable[str]) -> list[str]:
 
 def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned learning rates."""
-    _check(asked)
+    check(asked)
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
     if asked.pretrain and asked.quick:
         shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
@@ -255,7 +189,7 @@ def draw_up(asked: Asked) -> Plan:
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
     looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
-    rows, said = _rows(asked, recipe, seeds)
+    rows, said = rows_of(asked, recipe, seeds)
     if asked.ladder:
         seeds = max(row.num_seeds or seeds for row in rows)
     name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
@@ -350,97 +284,6 @@ def _check_opponents(plan: Plan) -> None:
     for name in plan.asked.against:
         if name not in labels:
             raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
-
-
-def _check(asked: Asked) -> None:
-    if asked.pretrain and asked.trials:
-        raise UserError(
-            "--tune with --pretrain would pretrain every trial; leave one of them out, or name "
-            "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
-        )
-    if asked.pretrain_overrides and not asked.pretrain:
-        raise UserError("--pretrain-set without --pretrain changes nothing; leave it out")
-    if asked.match not in MATCHES:
-        raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
-    if asked.gpus is not None and asked.gpus > 1 and (asked.gpus % 1 or asked.cluster is None):
-        raise UserError(f"--gpus is {asked.gpus:g}; a worker takes one GPU or a share of it")
-    others = (("vary", asked.vary), ("pretrain", asked.pretrain))
-    for name, given in (*others, ("until-decided", asked.until_decided)):
-        if asked.ladder and given:
-            raise UserError(f"--ladder cannot be combined with --{name}; leave one of them out")
-    if asked.tune == 1:
-        raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
-    if asked.until_decided and (asked.quick or asked.seeds or asked.lists_commands):
-        raise UserError(
-            f"--until-decided looks at {', '.join(map(str, PLANNED))} seeds; leave out --seeds, "
-            "--quick and --plan"
-        )
-    for text in (*asked.positions, *([asked.opponent] if asked.opponent not in FOUND else [])):
-        parse_positions(text)
-
-
-def _rows(asked: Asked, recipe: Recipe, seeds: int) -> tuple[list[Row], list[str]]:
-    """Every row once, or once for each rung or choice of varied values; what to say of them."""
-    rows, words = _variants(asked, recipe)
-    if asked.ladder:
-        rungs = make_rungs(recipe, asked.ladder, seeds)
-        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows)), words
-    if not asked.vary:
-        return rows, words
-    if asked.has_controls and asked.match not in WIDTHS:
-        rows.append(size_control(rows[0], recipe))
-    crossed = []
-    for row in rows:
-        for varied in itertools.product(*map(_parse_vary, asked.vary)):
-            named = [change.rpartition(".")[2] for change in varied]
-            tail = "".join(f"-{name.replace('=', '-')}" for name in named)
-            crossed.append(
-                replace(
-                    row,
-                    label=", ".join([row.label, *(name.replace("=", " ") for name in named)]),
-                    folder=check_folder_name(row.folder + tail, "the row's name"),
-                    changes=(*row.changes, *varied),
-                    varied=varied,
-                )
-            )
-    return crossed, words
-
-
-def _ladder_opponent(asked: Asked, recipe: Recipe, rows: Iterable[Row]) -> Row:
-    """The dot product that gaps are measured to, the same at every rung."""
-    wanted = recipe.model.positions if asked.opponent in FOUND else asked.opponent
-    dots = [row for row in rows if row.candidate]
-    mine = [row for row in dots if (row.positions or recipe.model.positions) == wanted]
-    if not (mine or dots):
-        raise UserError("--ladder shows gaps to dot and none of its rows is; add --synthesis dot")
-    return (mine or dots)[0]
-
-
-def _parse_vary(text: str) -> list[str]:
-    """'model.num_heads=1,2' -> ['model.num_heads=1', 'model.num_heads=2']."""
-    key, equals, values = text.partition("=")
-    chosen = [value.strip() for value in values.split(",") if value.strip()]
-    if not equals or len(chosen) < 2:
-        raise UserError(f"--vary got '{text}'; expected KEY=V1,V2 as in model.num_heads=1,2,4")
-    return [f"{key.strip()}={value}" for value in dict.fromkeys(chosen)]
-
-
-def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
-    """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
-    like = "dot" if asked.match in WIDTHS else None
-    rows, words = asked_rows(asked.syntheses, asked.positions, recipe, like)
-    dots = [row for row in rows if row.candidate]
-    if dots and asked.opponent not in (AUTO, CONFIGURED):
-        row = make_row(DOT, (f"{POSITIONS}={asked.opponent}",), recipe)
-        rows += [row] if row.folder not in {row.folder for row in rows} else []
-    kinds = tuple(challengers(recipe))
-    if len(dots) == 1 and dots[0].positions is None and asked.finds_opponent and kinds:
-        # Searched rows leave the table but for the best; without a search the report chooses.
-        found = [make_row(DOT, (f"{POSITIONS}={kind}",), recipe) for kind in kinds]
-        rows += [replace(row, offered=asked.searches) for row in found]
-    if asked.baselines:
-        rows += baselines(recipe, {row.spec for row in rows}, like)
-    return rows, words
 
 
 def _quicken(recipe: Recipe) -> tuple[str, ...]:

@@ -1,0 +1,152 @@
+"""Train the runs of a study that are not finished, in a worker pool, and show how far they are."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synthesizer.experiment.progress import clock
+from synthesizer.experiment.recipe import Recipe, dump
+from synthesizer.experiment.run import Run
+from synthesizer.study.live_table import RowStatus, StatusLines, open_status
+from synthesizer.study.plan import Plan
+from synthesizer.study.pool import WorkerPool
+
+BACKWARD = 3.0  # a training token costs this many forward ones
+SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a row."""
+
+    row: int
+    recipe: Recipe
+    path: Path
+    split: str = "test"  # what it is measured on: a trial never sees test
+
+    @property
+    def name(self) -> str:
+        """What it is called beside its row: the seed, or the trial."""
+        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
+
+
+def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
+    """All runs, seed by seed, so that whole tables come early; or those that they start from."""
+    recipe = plan.pretraining if pretraining else plan.recipe
+    return [
+        Job(number, recipe(row, seed), plan.path(row, seed, pretraining=pretraining))
+        for seed in plan.seeds
+        for number, row in enumerate(plan.rows)
+        if row.left_out is None and seed in plan.seeds_of(row)
+    ]
+
+
+def perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
+    """Train what is not finished, showing progress; nothing is written if the data is bad."""
+    for job in jobs:
+        Run(job.path).claim(job.recipe)
+    left = [job for job in jobs if not Run(job.path).is_finished]
+    if len(left) < len(jobs):
+        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
+    if not left:
+        plan.write()
+        return
+    size = min(plan.asked.jobs or pool.capacity, len(left))
+    pool.grow(size)
+    recipe = left[0].recipe
+    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
+    runs, workers = _count(len(left), "run"), _count(size, "worker")
+    whole = clock(seconds * math.ceil(len(left) / size))
+    say(f"about {whole} in all ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
+    plan.write()
+    steps, split = recipe.train.steps, jobs[0].split
+    rows = _row_status(plan, jobs, seconds)
+    status = open_status([*rows.values()], size, steps, split, plain=plain)
+    try:
+        _follow(plan, left, pool, status, [*rows])
+    finally:
+        status.close()
+
+
+def _follow(
+    plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines, shown: Sequence[int]
+) -> None:
+    orders = [
+        {
+            "do": "train",
+            "recipe": dump(job.recipe),
+            "path": str(job.path),
+            "split": job.split,
+            "tracker": plan.asked.track,
+        }
+        for job in jobs
+    ]
+    for index, event in pool.run(orders):
+        if event["event"] == "tick":
+            status.refresh()
+            continue
+        if event["event"] == "say" and index < 0:
+            status.say(event["text"])
+            continue
+        job = jobs[index]
+        if event["event"] == "done":
+            event["metric"], event["value"] = main_metric(event["result"], job.split)
+        status.receive(shown.index(job.row), job.name, event)
+        if event["event"] == "failed":
+            label = plan.rows[job.row].label
+            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
+            plan.write()
+
+
+def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
+    """Say what the data are and how long it takes; return the seconds of one run."""
+    report, train = found["report"], recipe.train
+    examples = ", ".join(f"{split} {count:,}" for split, count in report["examples"].items())
+    cut = report.get("cut_from_train")
+    share = f" ({' and '.join(cut['splits'])} cut from train)" if cut else ""
+    origins = report["origin"]  # of a mixture: one for each of its tasks
+    origin = origins if isinstance(origins, str) else ", ".join(dict.fromkeys(origins.values()))
+    say(f"data: {origin}; examples: {examples}{share}")
+    for key, words in (("bad_rows", "skipped rows"), ("overlong", "longer than max_len")):
+        for split, counts in (report.get(key) or {}).items():
+            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
+            say(f"{words}: {causes} in {split}")
+    if "tokenizer_sample" in report:
+        say(f"tokenizer: learned from {report['tokenizer_sample']}")
+    step = found["seconds_per_step"]
+    per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
+    looks = math.ceil(train.steps / recipe.evaluate.every)
+    tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
+    counts = found["examples"]
+    writing = (looks * counts["validation"] + counts["test"]) * found["seconds_per_answer"]
+    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
+    more = f", up to {clock(writing)} of it for generation" if writing else ""
+    say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
+    return seconds
+
+
+def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> dict[int, RowStatus]:
+    """By the row's number; rows of other rungs have none."""
+    rows = {}
+    for number, row in enumerate(plan.rows):
+        own = [job for job in jobs if job.row == number]
+        if row.rung and not own:
+            continue
+        finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
+        done = [main_metric(run.result(), split)[1] for run, split in finished]
+        rows[number] = RowStatus(row.label, len(own), seconds, done)
+    return rows
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def main_metric(result: dict[str, Any], split: str) -> tuple[str, float]:
+    """The name and value of what a run is measured by."""
+    name = str(result["main_metric"])
+    return name, float(result["metrics" if split == "test" else split][name])
