@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from synthesizer.report.tables import markdown
 
 HERE = Path(__file__).parent
 BENCH = HERE.parent / "results" / "bench"
@@ -83,6 +81,12 @@ def arithmetic(variant: str, row: Line, plan: Record) -> float | None:
     return (24 * width + 7 * length) / (parts[0] * width + parts[1] * length)
 
 
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def read(name: str, bench: Path = BENCH) -> Record | None:
     """The record of a name; None where there is none."""
     path = bench / name / "bench.json"
@@ -104,7 +108,7 @@ def goals(bench: Path = BENCH) -> str:
                 [title, f"`{variant}`", f"{goal:g}", *_measured(mine, beside, goal, record)]
             )
     lines += [*_longest(bench), *_compiled(bench)]
-    return markdown(HEAD, lines)
+    return table_of(HEAD, lines)
 
 
 def _measured(
@@ -173,7 +177,7 @@ def speeds(record: Record) -> str:
         found = {_setting(row): f"{row['speed']:.2f}" for row in rows if row["variant"] == name}
         table.append([f"`{name}`", *(found.get(head, "") for head in heads)])
     titles = [", ".join(head[n] for n in several) or "speed over dot" for head in heads]
-    return markdown(["speed over dot" if several else "variant", *titles], table)
+    return table_of(["speed over dot" if several else "variant", *titles], table)
 
 
 def memory(record: Record) -> str:
@@ -187,11 +191,12 @@ def memory(record: Record) -> str:
             sizes = (train["saved_bytes"], train["peak_bytes"], run.get("peak_bytes"))
             shown = ["" if size is None else f"{size / 1e6:.0f} MB" for size in sizes]
             table.append([f"`{name}`", *shown])
-    return markdown(["variant", "kept for backward", "peak, training", "peak, inference"], table)
+    return table_of(["variant", "kept for backward", "peak, training", "peak, inference"], table)
 
 
 def _setting(row: Line) -> tuple[str, ...]:
-    threads = f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+    count = row.get("threads", 1)
+    threads = f"{count} thread{'s' if count > 1 else ''}"
     return row["mode"], row["view"], f"length {row['length']}", threads
 
 

@@ -1,6 +1,7 @@
 """docs/results.md and README.md's table are what the committed records say."""
 
 import importlib.util
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def load(name):
     return module
 
 
-claims, results = load("claims"), load("results")
+claims, results, performance = load("claims"), load("results"), load("performance")
 
 
 def tables(text):
@@ -96,3 +97,30 @@ def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not()
     assert results.by_offset(causal(noise)) < 0.3
     assert results.by_offset(np.round(255 * kernel).astype(np.uint8)) > 0.95
     assert results.by_offset(np.zeros((9, 9), dtype=np.uint8)) is None
+
+
+def test_the_tables_of_the_performance_page_are_generated():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert performance.filled(page) == page, "run python docs/performance.py and commit the page"
+
+
+def bench_row(variant, seconds, **others):
+    row = {"variant": variant, "mode": "train", "view": "causal", "length": 64, "threads": 1}
+    spread = {"speed": 1.0, "speed_low": 0.9, "speed_high": 1.1, "flops": 10, "peak_bytes": 8}
+    return row | spread | {"best_seconds": seconds} | others
+
+
+def test_goals_are_met_or_missed_by_the_best_rounds(tmp_path):
+    rows = [bench_row("dot", 2.0), bench_row("random", 1.0), bench_row("dense", 4.0)]
+    record = {"rows": rows, "plan": {"d_model": 64}}
+    (tmp_path / "small-sublayer").mkdir()
+    (tmp_path / "small-sublayer" / "bench.json").write_text(json.dumps(record))
+    lines = [line for line in performance.goals(tmp_path).splitlines() if "width 64 |" in line]
+    met, missed, absent = (
+        next(line for line in lines if f"`{name}`" in line)
+        for name in ("random", "dense", "random+dot")
+    )
+    assert "| 2 | 2.00 | 0.90 to 1.10 | 2.07 | met |" in met  # 31 D^2 over 15 D^2
+    assert "| 0.50 |" in missed
+    assert "**missed**" in missed
+    assert "not measured" in absent
