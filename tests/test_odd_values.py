@@ -129,7 +129,7 @@ def errors_at(layer, x, path, exact):
 def test_large_logits_are_as_near_to_float64_as_float32_is(spec, kernel, built, monkeypatch):
     """In the hundreds; an error is compared with the plain path's own, and with rounding."""
     if not kernel:
-        monkeypatch.setattr(fast.blocks, "loaded", lambda home: None)
+        monkeypatch.setattr(fast.terms, "loaded", lambda home: None)
     for length in (T, 23):
         layer, x = layer_of(spec, True, length=length), 10 * tokens(B, length, D).float()
         logits = float(layer.logits(x).detach().abs().max())

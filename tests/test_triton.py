@@ -215,6 +215,7 @@ def test_an_attention_on_a_gpu_goes_through_the_kernels(spec, kind, monkeypatch)
 
     calls = []
     attend = gpu.attend
+    monkeypatch.setattr(gpu, "DEVICES", ("cpu",))
     monkeypatch.setattr(gpu, "uses_triton", lambda terms: True)
     monkeypatch.setattr(gpu, "attend", lambda *given: (calls.append(1), attend(*given))[1])
     layer, x = attention(spec, length=19, causal=True).float(), tokens(2, 19, WIDTH).float()
