@@ -136,7 +136,7 @@ class Kernel:
         ]
         alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
         alike = alike and tiled is None
-        beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
+        beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
         budget = CACHED // 2 if visibility.grows else CACHED
         rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
         threads = torch.get_num_threads() if self._runtime else 1

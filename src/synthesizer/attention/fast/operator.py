@@ -107,8 +107,8 @@ def attend_back(
     if terms.values.device.type in gpu.DEVICES and gpu.uses_triton(terms):
         return gpu.attend_back(terms, visibility, output, kept, grad, wanted)
     kernel = loaded(os.environ.get(HOME)) if uses_kernel(terms.values, num_queries) else None
-    # the kernel adds to the table's gradient and writes all others
-    make = torch.zeros_like if kernel is None else torch.empty_like
+    # the kernel adds to the table's gradient and writes all others, if there is an example
+    make = torch.zeros_like if kernel is None or not grad.numel() else torch.empty_like
     grads = Terms(
         *[
             make(tensor) if want and tensor is not None else None

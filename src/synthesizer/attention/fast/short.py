@@ -22,7 +22,6 @@ from synthesizer.attention.masks import KeySpan, Visibility
 
 LONGEST = 128  # rows, up to which it pays to keep the probabilities, and they take little memory
 MOST_BLOCKS, FEWEST_ROWS = 4, 32  # more blocks, or smaller ones, cost more than they skip
-NUM_TERMS = len(vars(Terms()))
 
 
 class ShortAttention(torch.autograd.Function):
@@ -44,7 +43,11 @@ class ShortAttention(torch.autograd.Function):
             for part in (terms.values, terms.queries, terms.keys)
         ]
         assert values is not None
-        left, right = (None, None) if terms.tiled is None else _sides(terms, num_keys)
+        left = right = None
+        if terms.tiled is not None and terms.repeated is not None:
+            by_left, by_right = _columns(terms.tiled, terms.repeated, num_keys)
+            left = terms.tiled.flatten(0, 1) @ by_left.mT
+            right = terms.repeated.flatten(0, 1) @ by_right.mT
         addend, blind = _addend(terms, visibility, num_queries)
         output, kept = values.new_empty(batch, num_queries, num_heads, width), []
         by_head = output.permute(2, 0, 1, 3)
@@ -63,15 +66,17 @@ class ShortAttention(torch.autograd.Function):
             kept.append(p)
         if blind is not None:
             output.masked_fill_(blind, 0.0)
-        ctx.save_for_backward(*tensors, values, queries, keys, left, right, blind, *kept)
+        shared = (terms.table, terms.weight)
+        ctx.save_for_backward(*shared, values, queries, keys, left, right, blind, *kept)
         ctx.size, ctx.table_rows = size, visibility.table_rows
+        ctx.shapes = [None if tensor is None else tensor.shape for tensor in tensors]
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        *tensors, values, queries, keys, left, right, blind = ctx.saved_tensors[: NUM_TERMS + 6]
-        terms, grads, wanted = Terms(*tensors), Terms(), Terms(*ctx.needs_input_grad[3:])
+        table, weight, values, queries, keys, left, right, blind, *kept = ctx.saved_tensors
+        grads, wanted, shapes = Terms(), Terms(*ctx.needs_input_grad[3:]), Terms(*ctx.shapes)
         batch, num_queries, num_heads, _ = grad.shape
         both = (num_heads, batch)
         grad = grad if blind is None else grad.masked_fill(blind, 0.0)
@@ -81,14 +86,14 @@ class ShortAttention(torch.autograd.Function):
             total = above.new_zeros(num_heads, num_queries, values.shape[1])
         d_values = d_keys = None
         for name in ("queries", "tiled", "repeated"):
-            part = getattr(terms, name)
-            if part is not None:  # in memory (B, T, H, w), so that projections go on from it
-                room = part.new_empty(batch, num_queries, num_heads, part.shape[-1])
+            shape = getattr(shapes, name)
+            if shape is not None:  # in memory (B, T, H, w), so that projections go on from it
+                room = above.new_empty(batch, num_queries, num_heads, shape[-1])
                 setattr(grads, name, room.permute(2, 0, 1, 3))
-        if left is not None:
-            by_left, by_right = _columns(terms, values.shape[1])
+        if grads.tiled is not None and grads.repeated is not None:
+            by_left, by_right = _columns(grads.tiled, grads.repeated, values.shape[1])
         for first in reversed(range(0, num_queries, ctx.size)):  # the last block sees every key
-            p = ctx.saved_tensors[NUM_TERMS + 6 + first // ctx.size]
+            p = kept[first // ctx.size]
             rows, seen = slice(first, first + p.shape[1]), slice(0, p.shape[2])
             d_values = _added(d_values, torch.bmm(p.mT, above[:, rows]))
             ds = torch.bmm(above[:, rows], values[:, seen].mT)
@@ -103,14 +108,13 @@ class ShortAttention(torch.autograd.Function):
             if total is not None:
                 _add_examples(total, rows, ds.unflatten(0, both), ctx.table_rows)
         grads.values = None if d_values is None else d_values.unflatten(0, both)
-        if d_keys is not None and terms.keys is not None:
-            grads.keys = d_keys.unflatten(0, both).sum_to_size(terms.keys.shape)
+        if d_keys is not None:
+            grads.keys = d_keys.unflatten(0, both).sum_to_size(shapes.keys)
         if total is not None:
             grads.offsets = total.sum(1) if wanted.offsets else None
-            if wanted.weight and terms.table is not None:
-                grads.weight = (total * terms.table).sum((1, 2))
+            grads.weight = (total * table).sum((1, 2)) if wanted.weight else None
             if wanted.table:
-                grads.table = total if terms.weight is None else total * terms.weight[:, None, None]
+                grads.table = total if weight is None else total * weight[:, None, None]
         return None, None, None, *vars(grads).values()
 
 
@@ -135,21 +139,14 @@ def _addend(terms: Terms, visibility: Visibility, num_queries: int) -> tuple[Ten
     return addend if addend.dim() == 4 else addend[None], blind
 
 
-def _columns(terms: Terms, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Which number of each side of an outer product a key reads, as zeros and ones: (S, a or b)."""
-    assert terms.tiled is not None
-    assert terms.repeated is not None
-    a, b = terms.tiled.shape[-1], terms.repeated.shape[-1]
-    left = torch.eye(a, dtype=terms.tiled.dtype).repeat(b, 1)[:num_keys]
-    return left, torch.eye(b, dtype=terms.tiled.dtype).repeat_interleave(a, 0)[:num_keys]
+def _columns(tiled: Tensor, repeated: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Which number of either side of an outer product a key reads, as zeros and ones: (S, a or b).
 
-
-def _sides(terms: Terms, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Both sides of an outer product, written out for every key: (H B, T, S)."""
-    assert terms.tiled is not None
-    assert terms.repeated is not None
-    by_left, by_right = _columns(terms, num_keys)
-    return terms.tiled.flatten(0, 1) @ by_left.mT, terms.repeated.flatten(0, 1) @ by_right.mT
+    A product with them is faster than reading the numbers one by one.
+    """
+    a, b = tiled.shape[-1], repeated.shape[-1]
+    left = torch.eye(a, dtype=tiled.dtype).repeat(b, 1)[:num_keys]
+    return left, torch.eye(b, dtype=tiled.dtype).repeat_interleave(a, 0)[:num_keys]
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
