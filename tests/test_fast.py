@@ -224,18 +224,17 @@ def test_the_terms_of_a_spec_decide_its_path(spec, path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "one", "few", "many"),
+    ("spec", "paths"),
     [
-        ("random", "table", "plain", "table"),
-        ("random+dot", "plain", "plain", "blocks"),
-        ("factorized_dense", "plain", "blocks", "blocks"),
-        ("dot", "fused", "fused", "fused"),
+        ("random", ["table", "plain", "table", "table"]),
+        ("random+dot", ["plain", "short", "short", "blocks"]),
+        ("factorized_dense", ["plain", "short", "short", "blocks"]),
+        ("dot", ["fused"] * 4),
     ],
 )
-def test_few_queries_are_taken_plainly_where_blocks_would_only_cost(spec, one, few, many):
-    layer = attention(spec, length=80, causal=True, path="auto")
-    found = [path_of(layer, tokens(2, length, D)) for length in (1, 64, 65)]
-    assert found == [one, few, many]
+def test_few_queries_go_where_blocks_would_only_cost(spec, paths):
+    layer = attention(spec, length=130, causal=True, path="auto")
+    assert [path_of(layer, tokens(2, length, D)) for length in (1, 64, 128, 129)] == paths
 
 
 def test_an_unknown_path_is_refused():

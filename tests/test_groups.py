@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
-from synthesizer.attention.synthesis import build_synthesis, spec_of
+from synthesizer.attention.registry import build_synthesis, spec_of
 from test_synthesis import naive_logit
 from variants import GROUPS, SIZE, redrawn, tokens
 

@@ -41,10 +41,13 @@ def built(library, monkeypatch):
     monkeypatch.setattr(kernel, "CACHED", 400)
     monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
     monkeypatch.setattr(kernel, "FEWEST_ROWS", 5)
-    for name in ("attend", "attend_back"):
-        do = getattr(kernel.Kernel, name)
-        told = lambda *args, do=do, **given: (calls.append(do.__name__), do(*args, **given))[1]  # noqa: E731
-        monkeypatch.setattr(kernel.Kernel, name, told)
+    attend = kernel.Kernel.attend
+
+    def told(*args, grads=None, **given):
+        calls.append("attend" if grads is None else "attend_back")
+        attend(*args, grads=grads, **given)
+
+    monkeypatch.setattr(kernel.Kernel, "attend", told)
     torch.set_num_threads(1)
     kernel.loaded.cache_clear()
     yield calls
@@ -85,7 +88,7 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
         assert set(built) == {"attend", "attend_back"}
         assert_close(found, results(layer, x, "plain", attention_mask=mask))
         with monkeypatch.context() as patch:
-            patch.setattr(fast.blocks, "loaded", lambda home: None)
+            patch.setattr(fast.terms, "loaded", lambda home: None)
             assert_close(found, results(layer, x, "fast", attention_mask=mask))
 
 
@@ -172,11 +175,11 @@ def test_the_kernel_lets_no_nan_pass_for_a_number(built):
 
 @needs_compiler
 def test_the_kernel_is_used_for_float32_alone(built):
-    assert fast.blocks.uses_kernel(torch.zeros(1), 2)
-    assert not fast.blocks.uses_kernel(torch.zeros(1, dtype=torch.float64), 2)
-    assert not fast.blocks.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
+    assert fast.terms.uses_kernel(torch.zeros(1), 2)
+    assert not fast.terms.uses_kernel(torch.zeros(1, dtype=torch.float64), 2)
+    assert not fast.terms.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
     torch.set_num_threads(2)
-    assert fast.blocks.uses_kernel(torch.zeros(1), 2)
+    assert fast.terms.uses_kernel(torch.zeros(1), 2)
 
 
 @needs_compiler

@@ -123,21 +123,25 @@ def errors_at(layer, x, path, exact):
     }
 
 
+def assert_near_to_float64(layer, x):
+    """The fast path's errors, compared with the plain path's own and with rounding."""
+    layer.double()
+    logits = float(layer.logits(x).detach().abs().max())
+    assert logits > 100
+    exact = results(layer, x, "plain")
+    layer.float()
+    plain, fast_ = [errors_at(layer, x.float(), path, exact) for path in ("plain", "fast")]
+    for name, right in exact.items():
+        rounding = torch.finfo(torch.float32).eps * logits * float(right.abs().max())
+        assert fast_[name] <= 4 * plain[name] + rounding, name
+
+
 @needs_compiler
 @pytest.mark.parametrize("spec", ["dot", "dense", "factorized_dense", "random+dot", "dense+dot"])
 @pytest.mark.parametrize("kernel", [False, True])
 def test_large_logits_are_as_near_to_float64_as_float32_is(spec, kernel, built, monkeypatch):
-    """In the hundreds; an error is compared with the plain path's own, and with rounding."""
     if not kernel:
-        monkeypatch.setattr(fast.blocks, "loaded", lambda home: None)
+        monkeypatch.setattr(fast.terms, "loaded", lambda home: None)
     for length in (T, 23):
-        layer, x = layer_of(spec, True, length=length), 10 * tokens(B, length, D).float()
-        logits = float(layer.logits(x).detach().abs().max())
-        assert logits > 100
-        layer.double()
-        exact = results(layer, x.double(), "plain")
-        layer.float()
-        plain, fast_ = [errors_at(layer, x, path, exact) for path in ("plain", "fast")]
-        for name, right in exact.items():
-            rounding = torch.finfo(torch.float32).eps * logits * float(right.abs().max())
-            assert fast_[name] <= 4 * plain[name] + rounding, name
+        layer = layer_of(spec, True, length=length)
+        assert_near_to_float64(layer, 10 * tokens(B, length, D))

@@ -10,7 +10,7 @@ import torch
 from synthesizer import Size, Synthesis, SyntheticAttention, build_synthesis, register_synthesis
 from synthesizer import spec as registry
 from synthesizer.attention import fast
-from synthesizer.attention.synthesis import SYNTHESES, spec_of
+from synthesizer.attention.registry import SYNTHESES, spec_of
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Train, dump, load_recipe
 from synthesizer.models import SynthesizerConfig, SynthesizerForCausalLM

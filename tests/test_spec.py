@@ -3,7 +3,8 @@ import re
 import pytest
 
 from synthesizer.attention.baselines import BASELINES
-from synthesizer.attention.synthesis import SYNTHESES, Size, build_synthesis, spec_of
+from synthesizer.attention.registry import SYNTHESES, build_synthesis, spec_of
+from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
 from synthesizer.spec import (
     Term,

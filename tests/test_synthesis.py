@@ -9,15 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.synthesis import (
-    SYNTHESES,
-    FixedRandom,
-    Mixture,
-    Random,
-    Size,
-    build_synthesis,
-    spec_of,
-)
+from synthesizer.attention.registry import SYNTHESES, build_synthesis, spec_of
+from synthesizer.attention.synthesis import FixedRandom, Mixture, Random, Size
 from synthesizer.errors import UserError
 from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
 

@@ -16,6 +16,11 @@ pytest.importorskip("triton", reason='triton is not installed: pip install ".[gp
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
+from test_fast import D as WIDTH
+from test_fast import attention, mask_of, results
+from test_odd_values import assert_hidden_never_matters, assert_near_to_float64
+from variants import tokens
+
 NAMES = ("values", "queries", "keys", "table", "weight", "offsets", "tiled", "repeated")
 PARTS = {
     "bilinear": ("queries", "keys"),
@@ -206,17 +211,19 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(arch, tmp_path):
     assert len(told.stdout.splitlines()) == 8
 
 
-@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
-@pytest.mark.parametrize("kind", ["none", "left"])
-def test_an_attention_on_a_gpu_goes_through_the_kernels(spec, kind, monkeypatch):
-    from test_fast import D as WIDTH
-    from test_fast import attention, mask_of, results
-    from variants import tokens
-
-    calls = []
-    attend = gpu.attend
+@pytest.fixture
+def calls(monkeypatch):
+    """Layers on the CPU go through the kernels, as on a GPU; how often they did."""
+    calls, attend = [], gpu.attend
+    monkeypatch.setattr(gpu, "DEVICES", ("cpu",))
     monkeypatch.setattr(gpu, "uses_triton", lambda terms: True)
     monkeypatch.setattr(gpu, "attend", lambda *given: (calls.append(1), attend(*given))[1])
+    return calls
+
+
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+@pytest.mark.parametrize("kind", ["none", "left"])
+def test_an_attention_on_a_gpu_goes_through_the_kernels(spec, kind, calls):
     layer, x = attention(spec, length=19, causal=True).float(), tokens(2, 19, WIDTH).float()
     mask = mask_of(kind, 2, 19)
     expected = results(layer, x, "plain", attention_mask=mask)
@@ -225,3 +232,28 @@ def test_an_attention_on_a_gpu_goes_through_the_kernels(spec, kind, monkeypatch)
     for name, right in expected.items():
         bound = 2e-4 * max(1.0, float(right.abs().max()))
         torch.testing.assert_close(found[name], right, rtol=2e-4, atol=bound)
+
+
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+@pytest.mark.parametrize("kind", ["right", "left", "holes", "nothing real"])
+def test_hidden_tokens_never_matter_on_a_gpu(spec, kind, calls):
+    layer, mask = attention(spec, causal=True).float(), mask_of(kind, 3, 7)
+    assert_hidden_never_matters(layer, tokens(3, 7, WIDTH).float(), mask, torch.nan, "fast")
+    assert calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+def test_a_nan_that_is_seen_stays_one_on_a_gpu(spec, calls):
+    layer, x = attention(spec, length=19, causal=True).float(), tokens(2, 19, WIDTH).float()
+    x[0, 5] = torch.nan
+    y = layer(x)
+    assert calls
+    assert y[0, 5:].isnan().all()
+    assert y[1].isfinite().all()
+
+
+@pytest.mark.parametrize(("spec", "scale"), [("random+dot", 3), ("dense", 10)])
+def test_logits_in_the_hundreds_are_as_near_to_float64_on_a_gpu(spec, scale, calls):
+    assert_near_to_float64(attention(spec, length=19, causal=True), scale * tokens(2, 19, WIDTH))
+    assert calls

@@ -12,14 +12,9 @@ if TYPE_CHECKING:
     from synthesizer.attention.baselines import BASELINES
     from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer.attention.mixers import build_mixer
+    from synthesizer.attention.registry import SYNTHESES, build_synthesis, register_synthesis
     from synthesizer.attention.replace import replace_attention
-    from synthesizer.attention.synthesis import (
-        SYNTHESES,
-        Size,
-        Synthesis,
-        build_synthesis,
-        register_synthesis,
-    )
+    from synthesizer.attention.synthesis import Size, Synthesis
     from synthesizer.models.backbone import SynthesizerModel
     from synthesizer.models.cache import SynthesizerCache
     from synthesizer.models.config import SynthesizerConfig
@@ -37,10 +32,10 @@ _HOME = {
     "CrossAttention": "attention.layer",
     "ValueCache": "attention.layer",
     "Size": "attention.synthesis",
-    "SYNTHESES": "attention.synthesis",
+    "SYNTHESES": "attention.registry",
     "Synthesis": "attention.synthesis",
-    "build_synthesis": "attention.synthesis",
-    "register_synthesis": "attention.synthesis",
+    "build_synthesis": "attention.registry",
+    "register_synthesis": "attention.registry",
     "import_modules": "spec",
     "replace_attention": "attention.replace",
     "BASELINES": "attention.baselines",

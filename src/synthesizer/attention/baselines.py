@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention.layer import Inputs, TokenMixer, split_heads
+from synthesizer.attention.layer import Inputs, TokenMixer
 from synthesizer.attention.masks import check_inputs, locate, without_hidden
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
@@ -139,7 +139,7 @@ class Linformer(Weightless):
         project_value = self.project_key if self.project_value is None else self.project_value
         keys = self._shorten(x, self.key, self.project_key, positions)
         values = self._shorten(x, self.value, project_value, positions)
-        queries = split_heads(self.query(x), self.size.num_heads)
+        queries = self.query(x).unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
         rate = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(queries, keys, values, dropout_p=rate)
         return self.output(y.transpose(1, 2).flatten(-2))
@@ -166,7 +166,8 @@ class Linformer(Weightless):
         x = x if self.share_heads else linear(x)
         groups = x.unflatten(-1, (projection.shape[0], -1))  # (B, S, 1 or H, D or K)
         short = torch.einsum(f"{rows},bshk->brhk", picked, groups).flatten(-2)
-        return split_heads(linear(short) if self.share_heads else short, self.size.num_heads)
+        short = linear(short) if self.share_heads else short
+        return short.unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
 
 
 def _draw_projection(projection: Tensor) -> None:

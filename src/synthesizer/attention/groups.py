@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.base import Synthesis, joint_length, unwrapped
+from synthesizer.attention.synthesis import Synthesis, joint_length, unwrapped
 from synthesizer.errors import UserError
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention import fast
-from synthesizer.attention.base import unwrapped
 from synthesizer.attention.masks import (
     EXPLICIT,
+    SLOT,
     check_inputs,
     check_mask,
     last_real,
@@ -32,9 +32,9 @@ from synthesizer.attention.masks import (
     visible_keys,
     without_hidden,
 )
+from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.rotary import Rotary
-from synthesizer.attention.rows import linear
-from synthesizer.attention.synthesis import DotProduct, Size, build_synthesis
+from synthesizer.attention.synthesis import DotProduct, Size, unwrapped
 from synthesizer.errors import UserError
 from synthesizer.sizes import RotaryOptions
 
@@ -175,7 +175,7 @@ class SyntheticAttention(TokenMixer):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         call = self._call(x, inputs)
         y = fast.attend(self.synthesis, call, self.path)
-        return self._sum(call, self._weights(call)) if y is None else linear(self.output, y)
+        return self._sum(call, self._weights(call)) if y is None else fast.linear(self.output, y)
 
     def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
@@ -210,10 +210,14 @@ class SyntheticAttention(TokenMixer):
         size = self.size
         limit = None if self.any_length else size.max_len
         check_inputs(x, size.d_model, limit, num_keys, mask, positions)
-        mask, x = None if mask is None else mask.bool(), without_hidden(x, mask)
+        source, here = SLOT, None
+        if mask is not None:
+            mask, x = mask.bool(), without_hidden(x, mask)
+        if mask is not None or positions is not None:
+            source = position_source(mask, positions, num_keys)
         synthesis = unwrapped(self.synthesis)
-        keys, values = synthesis.keys(x), split_heads(linear(self.value, x), size.num_heads)
-        source, here = None, None
+        values = fast.linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
+        keys = synthesis.keys(x)
         if self.turns and keys is not None:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
             keys = synthesis.turn_keys(keys, here)
@@ -232,7 +236,7 @@ class SyntheticAttention(TokenMixer):
             values,
             mask=mask,
             positions=positions,
-            source=source or position_source(mask, positions, num_keys),
+            source=source,
             bias=bias,
             query_positions=here,
             causal=self.causal,
@@ -259,7 +263,7 @@ class SyntheticAttention(TokenMixer):
     def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
         shared = not unwrapped(self.synthesis).depends_on_input
         dropped = drop_weights(weights, call.dropout, shared)
-        return linear(self.output, weighted_sum(dropped, call.values))
+        return fast.linear(self.output, weighted_sum(dropped, call.values))
 
     def _weights(self, call: fast.Call) -> Tensor:
         num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device
@@ -325,7 +329,7 @@ class CrossAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, K) of a memory (B, S, D), to be computed once."""
         memory = without_hidden(memory, attention_mask)
-        values = split_heads(self.value(memory), self.size.num_heads)
+        values = self.value(memory).unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
         return self.synthesis.keys(memory), values
 
     def forward(
@@ -349,11 +353,6 @@ class CrossAttention(nn.Module):
         if attention_mask is not None:
             check_mask(attention_mask, x.shape[0], keys.shape[-2])
         return visible_keys(attention_mask, False, x.shape[1], keys.shape[-2], x.device)
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, S, D) -> (B, H, S, K)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:

@@ -6,7 +6,8 @@ SyntheticAttention, for every synthesizing function and mixture; or a baseline.
 from synthesizer.attention.baselines import BASELINES, Linformer
 from synthesizer.attention.convolution import Convolution
 from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.attention.synthesis import Size, spec_of
+from synthesizer.attention.registry import spec_of
+from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
 from synthesizer.sizes import RotaryOptions
 from synthesizer.spec import parse_spec, read_options, term_of

@@ -6,8 +6,8 @@ Letters: B batch, H heads, T queries, S keys, N longest distance + 1.
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.base import Size, Synthesis
 from synthesizer.attention.reading import empty
+from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from synthesizer.attention.groups import Grouped
-from synthesizer.attention.layer import masked_softmax, split_heads
+from synthesizer.attention.layer import masked_softmax
+from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.synthesis import (
     Dense,
@@ -28,7 +29,6 @@ from synthesizer.attention.synthesis import (
     Random,
     Size,
     Synthesis,
-    build_synthesis,
 )
 from synthesizer.errors import UserError
 
@@ -114,7 +114,7 @@ class ReplacedAttention(nn.Module):
             logits = logits + added
         weights = masked_softmax(logits, visible).expand(len(x), -1, -1, -1)
         dropped = nn.functional.dropout(weights, self.dropout, self.training)
-        mixed = dropped @ split_heads(self.value(x), self.num_heads)
+        mixed = dropped @ self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         output = self.out_proj(mixed.transpose(1, 2).flatten(2))
         shown = None
         if need_weights:

@@ -9,20 +9,10 @@ it is not there, or a gradient is wanted, torch does it. Letters as in synthesis
 import os
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 FEW = 8  # rows, up to which reading the weight takes longer than multiplying
 LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
-
-
-def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """layer(x), of an nn.Linear or of what a user has put in its place."""
-    # Sizes are asked last: a traced graph would be bound to the answer.
-    if not torch.compiler.is_compiling() and x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
-        y = few_rows(x, layer.weight, layer.bias)  # type: ignore[arg-type]
-        if y is not None:
-            return y
-    return layer(x)
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -45,9 +35,3 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
         return None
     kernel = loaded(os.environ.get(HOME))
     return None if kernel is None else kernel.project(x, weight, bias)
-
-
-def _is_bare(layer: nn.Module) -> bool:
-    """Whether calling a layer is its product and nothing else: no hook, no other forward."""
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and not hooked

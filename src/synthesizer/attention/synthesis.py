@@ -16,17 +16,13 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.base import Size as Size
-from synthesizer.attention.base import Synthesis as Synthesis
-from synthesizer.attention.base import joint_length, unwrapped
-from synthesizer.attention.groups import Grouped
 from synthesizer.attention.reading import (
     draw_weight,
     empty,
@@ -35,23 +31,108 @@ from synthesizer.attention.reading import (
     pick,
     read_at,
 )
-from synthesizer.attention.relative import Relative
 from synthesizer.attention.resize import resized
 from synthesizer.attention.rotary import Rotary
 from synthesizer.attention.rows import few_rows
 from synthesizer.errors import UserError
-from synthesizer.spec import (
-    NONE,
-    Term,
-    Variant,
-    defining_module,
-    parse_spec,
-    read_options,
-    register_variant,
-    require_positive,
-    split_groups,
-    term_of,
-)
+from synthesizer.spec import require_positive
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers every synthesizing function is built from."""
+
+    d_model: int
+    num_heads: int
+    max_len: int
+    head_width: int | None = None  # K where these are some of a layer's heads
+
+    def __post_init__(self) -> None:
+        whole = self.head_width is None and self.d_model % max(1, self.num_heads)
+        if self.num_heads < 1 or self.d_model < 1 or whole:
+            raise UserError(
+                f"d_model={self.d_model} does not divide into num_heads={self.num_heads}; "
+                "choose a d_model that is a multiple of num_heads"
+            )
+        if self.max_len < 1:
+            raise UserError(f"max_len={self.max_len}; it must be at least 1")
+
+    @property
+    def d_head(self) -> int:
+        """K, the width of one head."""
+        return self.head_width or self.d_model // self.num_heads
+
+
+class Synthesis(nn.Module):
+    """Makes attention logits and nothing else; the base class of every synthesizing function.
+
+    A subclass says what each of its own parameters is. One that it does not name is refused, so
+    that none is trained with another's settings:
+
+        tables   learned per position or head, not per feature: step size train.table_rate times
+                 the learning rate, no weight decay
+        weights  trained as the weight of a linear layer
+        biases   trained as the bias of a linear layer: no weight decay
+    """
+
+    tables: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
+    biases: ClassVar[tuple[str, ...]] = ()
+    depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
+    depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
+    d_keys: int = 0  # the width of what keys(x) returns
+    any_length: bool | None = False  # True: also past max_len; None: it reads no positions
+    has_last: bool = False  # True: the last token has logits of its own, from last_column
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
+        return None
+
+    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
+        return keys
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        """What to add to forward's logits at the last token, (B or 1, H, T, S); None: nothing.
+
+        is_last (S,) or (B, S) is True at the last real token, which positions alone do not tell.
+        """
+        return None
+
+    def reset_parameters(self) -> None:
+        """Initialize every parameter and buffer of this module's own."""
+        raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len."""
+        raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")
+
+
+def joint_length(parts: Iterable[Synthesis]) -> bool | None:
+    """Whether logits made of several parts exist past max_len: where none of them forbids it."""
+    said = {part.any_length for part in parts}
+    return None if said == {None} else False not in said
+
+
+def unwrapped(module: nn.Module) -> Synthesis:
+    """A synthesizing function itself, where an adapter (PEFT's, on a parameter) stands for it.
+
+    The adapter acts while its forward runs: keys and the last token's logits are made outside.
+    """
+    adapted = []
+    while not isinstance(module, Synthesis):
+        adapted.append(cast("str", module.parameter_name))
+        module = cast("nn.Module", module.base_layer)
+    missed = set(adapted) if module.has_last else set(adapted) & set(module.weights)
+    if missed and (module.d_keys or module.has_last):
+        raise UserError(
+            f"an adapter on {min(missed)} of {type(module).__name__} does not reach its "
+            f"{'last sink' if module.has_last else 'keys'}; adapt other tables, or the value and "
+            "output layers"
+        )
+    return module
 
 
 def project_heads(x: Tensor, weight: Tensor) -> Tensor:
@@ -249,17 +330,6 @@ class FactorizedDense(Synthesis):
         self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
 
 
-SYNTHESES: dict[str, type[Synthesis]] = {
-    "dot": DotProduct,
-    "random": Random,
-    "fixed_random": FixedRandom,
-    "factorized_random": FactorizedRandom,
-    "dense": Dense,
-    "factorized_dense": FactorizedDense,
-    "relative": Relative,
-}
-
-
 class Mixture(Synthesis):
     """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
 
@@ -286,8 +356,8 @@ class Mixture(Synthesis):
         return self.mix.softmax(-1)
 
     def keys(self, x: Tensor) -> Tensor | None:
-        each = [unwrapped(part).keys(x) for part in self.parts]
-        kept = [keys for keys in each if keys is not None]
+        parts = [own for own in map(unwrapped, self.parts) if own.d_keys]
+        kept = [keys for keys in [part.keys(x) for part in parts] if keys is not None]
         return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
 
     def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
@@ -327,83 +397,3 @@ class Mixture(Synthesis):
     def resize(self, max_len: int) -> None:
         for part in self.parts:
             part.resize(max_len)
-
-
-S = TypeVar("S", bound=type[Synthesis])
-
-
-def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> Callable[[S], S]:
-    """Register a synthesizing function of your own, so that a spec may name it.
-
-        @register_synthesis("decay", parameters="H")
-        class Decay(Synthesis): ...
-
-    The first line of its docstring is its equation in `synthesizer list`; `parameters` counts what
-    it learns and `paper` cites it, both for display. Its keyword-only arguments, kept as
-    attributes, are the options of a spec: "decay:k=3".
-    """
-
-    def register(cls: S) -> S:
-        for method in ("forward", "reset_parameters"):
-            if not issubclass(cls, Synthesis) or method not in vars(cls):
-                raise UserError(
-                    f"{cls.__name__}, to be registered as {name!r}, must be a class derived from "
-                    f"synthesizer.Synthesis that defines {method}()"
-                )
-        facts = (name, paper, (cls.__doc__ or "").split("\n")[0], parameters)
-        reads = (cls.depends_on_input, cls.depends_on_pairs)
-        register_variant(Variant(*facts, *reads, module=defining_module(cls)))
-        SYNTHESES[name] = cls
-        return cls
-
-    return register
-
-
-def build_synthesis(spec: str, size: Size) -> Synthesis:
-    """Turn 'dense', 'factorized_random:k=16', 'dense+dot' or 'random@2|dot@1' into a module."""
-    terms = parse_spec(spec)
-    if groups := split_groups(spec):
-        heads = [count for _, count in groups]
-        if sum(heads) != size.num_heads:
-            raise UserError(
-                f"synthesis {spec!r} is for {sum(heads)} heads and the layer has {size.num_heads}; "
-                "let the groups add up"
-            )
-        sizes = [replace(size, num_heads=count, head_width=size.d_head) for count in heads]
-        built = [build_synthesis(g, own) for (g, _), own in zip(groups, sizes, strict=True)]
-        return built[0] if len(built) == 1 else Grouped(built, heads)
-    if terms[0].name == NONE:
-        raise UserError(
-            "synthesis 'none' makes no logits; it leaves the attention sublayer out of a model"
-        )
-    parts = [_build_part(term, size) for term in terms]
-    return parts[0] if len(parts) == 1 else Mixture(parts, size.num_heads)
-
-
-def spec_of(synthesis: Synthesis) -> str:
-    """Write the spec that builds this module, with the options that differ from their defaults."""
-    if isinstance(synthesis, Mixture):
-        return "+".join(spec_of(part) for part in synthesis.parts)
-    if isinstance(synthesis, Grouped):
-        parts = zip(synthesis.groups, synthesis.heads, strict=True)
-        return "|".join(f"{spec_of(group)}@{count}" for group, count in parts)
-    name = next(name for name, cls in SYNTHESES.items() if type(synthesis) is cls)
-    return str(term_of(name, synthesis))
-
-
-def _build_part(term: Term, size: Size) -> Synthesis:
-    if term.name not in SYNTHESES:
-        raise UserError(
-            f"synthesis {term.name!r} is a baseline and makes no logits; "
-            "build it with build_mixer, or in a model"
-        )
-    cls = SYNTHESES[term.name]
-    part = cls(size, **read_options(term, cls))
-    declared = {*part.tables, *part.weights, *part.biases}
-    for name, _ in part.named_parameters(recurse=False):
-        if name not in declared:
-            raise UserError(
-                f"synthesis {term.name!r} does not say what its parameter {name!r} is; name it in "
-                f"{cls.__name__}.tables, .weights or .biases"
-            )
-    return part

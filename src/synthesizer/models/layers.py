@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from synthesizer.attention.fast import linear
 from synthesizer.attention.layer import Cache, CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
-from synthesizer.attention.rows import linear
 from synthesizer.attention.synthesis import Size
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import NONE, has_logits

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from synthesizer.attention.base import Size, joint_length
 from synthesizer.attention.masks import too_long
+from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.replace import choose_layers, silence
-from synthesizer.attention.synthesis import Synthesis, build_synthesis
+from synthesizer.attention.synthesis import Size, Synthesis, joint_length
 from synthesizer.errors import UserError
 from synthesizer.models.interface import NAME, require_interface
 from synthesizer.models.tables import past, sink_slots, visible_softmax

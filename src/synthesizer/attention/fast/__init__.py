@@ -9,6 +9,7 @@ from synthesizer.attention.fast.dispatch import (
     choose,
     freeze,
     has_kernel,
+    linear,
 )
 from synthesizer.attention.fast.kernel import prepare
 
@@ -21,5 +22,6 @@ __all__ = [
     "choose",
     "freeze",
     "has_kernel",
+    "linear",
     "prepare",
 ]

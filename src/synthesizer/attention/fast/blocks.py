@@ -6,17 +6,14 @@ Its logits are made of the terms, turned to weights, used and forgotten; backwar
 Letters as in terms.py. Tensors stand as (H, B, ...) views; a view need not be contiguous.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention.fast import gpu
 from synthesizer.attention.fast.block_softmax import soften, soften_back
-from synthesizer.attention.fast.kernel import HOME, Kernel, loaded
 from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import KeySpan, Visibility
 
@@ -44,88 +41,7 @@ class Block(NamedTuple):
         return self.heads, self.examples, slice(self.span.first, self.span.last)
 
 
-def uses_kernel(values: Tensor, num_queries: int) -> bool:
-    """Whether the compiled kernel is there and fits; one row is not worth a call."""
-    fits = values.dtype == torch.float32 and values.device.type == "cpu" and num_queries > 1
-    return fits and bool(_is_built())
-
-
-def _loaded_or_none() -> bool:
-    return loaded(os.environ.get(HOME)) is not None
-
-
-# found out while compiling, not compiled
-_is_built: Callable[[], bool] = torch.compiler.assume_constant_result(_loaded_or_none)
-
-
-def attend_in_blocks(
-    terms: Terms, visibility: Visibility, num_queries: int
-) -> tuple[Tensor, Tensor]:
-    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants besides."""
-    values, queries = terms.values, terms.queries
-    assert values is not None
-    num_heads, batch, _, width = values.shape
-    if gpu.uses_triton(terms):
-        return gpu.attend(terms, visibility, num_queries)
-    output = values.new_empty(batch, num_queries, num_heads, width)
-    by_head, nothing = output.permute(2, 0, 1, 3), values.new_empty(0, dtype=torch.float32)
-    if uses_kernel(values, num_queries):
-        compiled_kernel().attend(terms, visibility, by_head)
-        return output, nothing
-    # PyTorch's own kernel wants one width, and no example with a mask of its own
-    same_width = queries is not None and queries.shape[-1] == width
-    if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
-        _sdpa_forward(terms, visibility, by_head)
-        return output, nothing
-    workspace = Workspace(terms, visibility, num_queries)
-    by_head = values.new_empty(num_heads, batch, num_queries, width)  # whose parts are matrices
-    for block in workspace.blocks():
-        workspace.write_output(block, by_head)
-    return by_head.permute(1, 2, 0, 3), nothing
-
-
-def attend_back_in_blocks(
-    terms: Terms,
-    visibility: Visibility,
-    output: Tensor,
-    kept: Tensor,
-    grad: Tensor,
-    wanted: Sequence[bool],
-) -> Terms:
-    """The gradients that are wanted, given that of the output, (B, T, H, K)."""
-    assert terms.values is not None
-    num_queries, by_head = grad.shape[1], grad.permute(2, 0, 1, 3)
-    if gpu.uses_triton(terms):
-        return gpu.attend_back(terms, visibility, output, kept, grad, wanted)
-    with_kernel = uses_kernel(terms.values, num_queries)
-    # the kernel adds to the table's gradient and writes all others
-    make = torch.empty_like if with_kernel else torch.zeros_like
-    grads = Terms(
-        *[
-            make(tensor) if want and tensor is not None else None
-            for tensor, want in zip(vars(terms).values(), wanted, strict=True)
-        ]
-    )
-    if with_kernel:
-        if grads.table is not None:
-            grads.table.zero_()
-        compiled_kernel().attend_back(terms, visibility, by_head, grads)
-        return grads
-    workspace = Workspace(terms, visibility, num_queries)
-    grads.values, grads.keys = _columns(grads.values), _columns(grads.keys)
-    for block in workspace.blocks():
-        workspace.add_gradients(block, by_head, grads)
-    return grads
-
-
-def compiled_kernel() -> Kernel:
-    """The compiled kernel, where uses_kernel says that it is there."""
-    kernel = loaded(os.environ.get(HOME))
-    assert kernel is not None
-    return kernel
-
-
-def _sdpa_forward(terms: Terms, visibility: Visibility, output: Tensor) -> None:
+def sdpa_forward(terms: Terms, visibility: Visibility, output: Tensor) -> None:
     """Write softmax(queries keys^T + table + offsets) values, (H, B, T, K), by PyTorch's kernel.
 
     The kernel takes a bias, but has no gradient for it and, given one, no causality: so it is
@@ -301,6 +217,6 @@ def _add_transposed(target: Tensor, rows: Tensor, weights: Tensor) -> None:
     target.mT.flatten(0, 1).baddbmm_(rows.mT.flatten(0, 1), weights.flatten(0, 1))
 
 
-def _columns(zeros: Tensor | None) -> Tensor | None:
+def columns_of(zeros: Tensor | None) -> Tensor | None:
     """The same zeros with each key or value running down a column, as _add_transposed wants it."""
     return None if zeros is None else zeros.view(*zeros.shape[:-2], *zeros.shape[:-3:-1]).mT

@@ -7,6 +7,7 @@ plain path is exact. Letters as in terms.py.
     table    the logits do not depend on the input: one softmax for all examples
     fused    a bilinear term alone: PyTorch's fused kernel
     groups   heads of different kinds, each group by its own path
+    short    any other sum of terms, its probabilities kept for backward
     blocks   any other sum of terms, block by block, made again for backward
     plain    layer.py itself
 """
@@ -15,19 +16,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention.fast import gpu
-from synthesizer.attention.fast.blocks import uses_kernel
 from synthesizer.attention.fast.operator import block_attention
+from synthesizer.attention.fast.short import LONGEST, ShortAttention
 from synthesizer.attention.fast.table import (
     frozen_attention,
     masked_table_attention,
     probabilities,
     table_attention,
 )
-from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of
+from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of, uses_kernel
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.masks import (
     COUNTED,
@@ -37,10 +38,12 @@ from synthesizer.attention.masks import (
     visibility_of,
     visible_keys,
 )
+from synthesizer.attention.rows import FEW, few_rows
 from synthesizer.attention.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
 SHORT = 64  # up to here a tensor of all pairs fits the cache, and blocks only cost
+EXACT = (torch.float32, torch.float64)  # types in which a softmax may be taken in place
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,13 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         fits = num_keys <= length if call.causal else num_keys == length
         if fits and not torch.is_grad_enabled():  # what is held has no gradient
             return Choice("frozen", "freeze() holds its probabilities")
-    # a single row, as in decoding, is small at any length
-    if path == "auto" and (
-        synthesis.depends_on_input
-        if num_queries == 1
-        else num_queries <= SHORT
-        and not has_outer(synthesis)
-        and not uses_kernel(call.values, num_queries)
-    ):
+    if path == "auto" and num_queries == 1 and synthesis.depends_on_input:
+        return Choice("plain", "a single row, small at any length")
+    short = path == "auto" and 1 < num_queries <= LONGEST
+    short = short and not uses_kernel(call.values, num_queries)
+    keeps = short and call.dropout == 0.0 and synthesis.depends_on_input and not compiling
+    keeps = keeps and call.values.device.type == "cpu" and call.values.dtype in EXACT
+    if short and not keeps and num_queries <= SHORT and not has_outer(synthesis):
         return Choice("plain", "so short that all pairs fit the cache")
     if call.source == COUNTED and not packs:
         return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
@@ -125,6 +127,8 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         return Choice("table", "the logits do not depend on the input")
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
+    if keeps:
+        return Choice("short", "so short that its probabilities are kept")
     return Choice("blocks", "terms of the tokens")
 
 
@@ -166,7 +170,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             if mask is None:
                 return table_attention(terms, visibility, num_queries, call.dropout).flatten(-2)
             # the shared softmax asks what vanishes: not while compiling, nor of a GPU
-            if not (torch.compiler.is_compiling() or gpu.uses_triton(terms)):
+            with_triton = device.type in gpu.DEVICES and gpu.uses_triton(terms)
+            if not (torch.compiler.is_compiling() or with_triton):
                 output = _by_masked_table(terms, call, visibility)
                 if output is not None or call.dropout > 0.0:
                     return output
@@ -174,7 +179,20 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
                 return None
         if not synthesis.depends_on_input:  # examples read other rows of it: write it out
             terms = Terms(terms.values, table=terms.whole_table())
+        if chosen == "short":
+            every = vars(terms).values()
+            return ShortAttention.apply(visibility, num_queries, call.causal, *every).flatten(-2)
         return block_attention(terms, visibility, num_queries).flatten(-2)
+
+
+def linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x), of an nn.Linear or of what a user has put in its place."""
+    # Sizes are asked last: a traced graph would be bound to the answer.
+    if not torch.compiler.is_compiling() and x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
+        y = few_rows(x, layer.weight, layer.bias)  # type: ignore[arg-type]
+        if y is not None:
+            return y
+    return layer(x)
 
 
 def _groups(synthesis: Grouped, call: Call) -> list[tuple[Synthesis, Call]]:
@@ -241,3 +259,9 @@ def freeze(
         x = tensors[0].new_empty(0, length, 0)
         visibility = visibility_of(None, length, length, causal, window, SLOT, x.device)
         return probabilities(terms_of(synthesis, x, None, length), visibility)
+
+
+def _is_bare(layer: nn.Module) -> bool:
+    """Whether calling a layer is its product and nothing else: no hook, no other forward."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) is nn.Linear and not hooked

@@ -18,6 +18,7 @@ from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import Visibility
 
 MOST_WIDTH = 256  # of queries, values, or one side of an outer product: what a tile has room for
+DEVICES = ("cuda",)  # ROCm is called that, too
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -118,9 +119,8 @@ def has_triton() -> bool:
 
 
 def uses_triton(terms: Terms) -> bool:
-    """Whether these terms lie on a GPU and the fused kernels are installed and take them."""
-    assert terms.values is not None
-    return terms.values.is_cuda and has_triton() and fits(_batch_first(terms))
+    """Whether the fused kernels are installed and take these terms, which lie on a GPU."""
+    return has_triton() and fits(_batch_first(terms))
 
 
 def attend(terms: Terms, visibility: Visibility, num_queries: int) -> tuple[Tensor, Tensor]:

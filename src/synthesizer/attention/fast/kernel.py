@@ -26,14 +26,17 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import which
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.terms import Terms
-from synthesizer.attention.masks import Visibility
 from synthesizer.errors import UserError
 from synthesizer.untrusted import who_else_may_write
+
+if TYPE_CHECKING:
+    from synthesizer.attention.fast.terms import Terms
+    from synthesizer.attention.masks import Visibility
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
@@ -47,34 +50,18 @@ SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies t
 
 
 class Strided(ctypes.Structure):
-    """What kernel.c calls Strided: (H, B, rows, n), where an axis of one is shared."""
+    """What kernel.c calls Strided: (H, B, rows, n), the last without gaps; shared axes step 0."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("head", "example", "row")],
     )
 
-    @classmethod
-    def of(cls, tensor: Tensor | None) -> "Strided":
-        """A tensor of four axes, the last without gaps."""
-        if tensor is None:
-            return cls()
-        (heads, examples, rows, _), (head, example, row, _) = tensor.shape, tensor.stride()
-        head, example, row = head * (heads > 1), example * (examples > 1), row * (rows > 1)
-        return cls(tensor.data_ptr(), head, example, row)
-
 
 class Numbers(ctypes.Structure):
-    """What kernel.c calls Numbers: (B or 1, T), int32."""
+    """What kernel.c calls Numbers: (B or 1, T), int32, the last without gaps."""
 
     _fields_ = (("data", ctypes.c_void_p), ("example", ctypes.c_int64))
-
-    @classmethod
-    def of(cls, tensor: Tensor | None) -> "Numbers":
-        """A tensor of two axes, the last without gaps."""
-        if tensor is None:
-            return cls()
-        return cls(tensor.data_ptr(), 0 if len(tensor) == 1 else tensor.stride(0))
 
 
 RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
@@ -129,20 +116,49 @@ class Kernel:
         self._project.argtypes, self._project.restype = [ctypes.POINTER(RowsCall)], None
 
     def attend(
-        self, terms: Terms, visibility: Visibility, output: Tensor, ready: bool = False
+        self,
+        terms: "Terms",
+        visibility: "Visibility",
+        output: Tensor,
+        ready: bool = False,
+        grads: "Terms | None" = None,
     ) -> None:
-        """Write softmax(terms over what is seen) values, (H, B, T, K); ready: weights, no terms."""
-        call, _room = self._call(terms, visibility, output)
-        call.ready = ready
-        self._attend(call)
+        """Write softmax(terms over what is seen) values, (H, B, T, K); ready: weights, no terms.
 
-    def attend_back(self, terms: Terms, visibility: Visibility, grad: Tensor, grads: Terms) -> None:
-        """Write the gradients that grads has room for; those of table and offsets are added."""
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        call, _room = self._call(terms, visibility, grad)
-        for name, tensor in _by_name(grads):
-            setattr(call, f"grad_{name}", Strided.of(tensor))
-        self._attend_back(call)
+        With grads, output is the output's gradient, and what grads has room for is written; that of
+        the table is added.
+        """
+        assert terms.values is not None
+        num_heads, batch, num_queries, value_width = output.shape
+        num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
+        widths = [
+            0 if part is None else part.shape[-1] for part in (queries, tiled, terms.repeated)
+        ]
+        alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
+        alike = alike and tiled is None
+        beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
+        budget = CACHED // 2 if visibility.grows else CACHED
+        rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
+        threads = torch.get_num_threads() if self._runtime else 1
+        sizes = (threads, num_heads, batch, beside, num_queries, num_keys, widths[0], value_width)
+        runtime = self._runtime or [0] * len(RUNTIME)
+        call = KernelCall(self._gemm, *runtime, *sizes, rows, *widths[1:], ready, SMALL)
+        given = {"output": output, **vars(terms)}
+        if grads is not None:
+            given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
+        for name, tensor in given.items():
+            if tensor is not None:
+                axes = AXES.get(name.removeprefix("grad_"), ...)
+                steps = tensor[axes].expand(num_heads, batch, -1, -1).stride()
+                setattr(call, name, Strided(tensor.data_ptr(), *steps[:3]))
+        for name in ("starts", "stops", "table_rows"):
+            numbers = getattr(visibility, name)
+            if numbers is not None:
+                step = numbers.expand(batch, -1).stride(0)
+                setattr(call, name, Numbers(numbers.data_ptr(), step))
+        room = output.new_empty(threads * self._workspace(call))
+        call.room = room.data_ptr()
+        (self._attend if grads is None else self._attend_back)(call)
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Rows of x (..., D) by a weight (N, D), or by each head's (H, D, N): (..., N or H N)."""
@@ -155,33 +171,6 @@ class Kernel:
         runtime = self._runtime or [0] * len(RUNTIME)
         self._project(RowsCall(*runtime, threads, *sizes, *data, y.data_ptr()))
         return y
-
-    def _call(
-        self, terms: Terms, visibility: Visibility, output: Tensor
-    ) -> tuple[KernelCall, Tensor]:
-        """A call, and the room that it works in."""
-        assert terms.values is not None
-        num_heads, batch, num_queries, value_width = output.shape
-        num_keys, queries = terms.values.shape[2], terms.queries
-        width = 0 if queries is None else queries.shape[-1]
-        tiled, repeated = terms.tiled, terms.repeated
-        sides = [0 if part is None else part.shape[-1] for part in (tiled, repeated)]
-        alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
-        alike = alike and tiled is None
-        beside = min(batch, max(1, BESIDE // (num_keys * value_width))) if alike else 1
-        budget = CACHED // 2 if visibility.grows else CACHED
-        rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
-        threads = torch.get_num_threads() if self._runtime else 1
-        sizes = (threads, num_heads, batch, beside, num_queries, num_keys, width, value_width, rows)
-        runtime = self._runtime or [0] * len(RUNTIME)
-        call = KernelCall(self._gemm, *runtime, *sizes, *sides, 0, SMALL, output=Strided.of(output))
-        room = output.new_empty(threads * self._workspace(call))
-        call.room = room.data_ptr()
-        for name, tensor in _by_name(terms):
-            setattr(call, name, Strided.of(tensor))
-        for name in ("starts", "stops", "table_rows"):
-            setattr(call, name, Numbers.of(getattr(visibility, name)))
-        return call, room
 
 
 @cache
@@ -365,10 +354,3 @@ def _processor() -> str:
         return platform.processor()
     lines = facts.read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _by_name(terms: Terms) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that are there, by the names that kernel.c knows, with four axes each."""
-    for name, tensor in vars(terms).items():
-        if tensor is not None:
-            yield name, tensor if tensor.dim() == 4 else tensor[AXES[name]]

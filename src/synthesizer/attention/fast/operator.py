@@ -1,10 +1,12 @@
-"""The gradient of attention in blocks, for eager calls and, as operators, for compiled ones.
+"""Attention of any sum of terms and its gradient, for eager calls and, as operators, for compiled.
 
-torch.compile and torch.export see two opaque operators, synthesizer::attend and
-synthesizer::attend_back: no graph break, any length, and no (B, H, T, S) when compiled either.
-Letters as in terms.py.
+It is computed by the compiled kernel, by Triton's on a GPU, or in torch's blocks. torch.compile and
+torch.export see two opaque operators, synthesizer::attend and synthesizer::attend_back: no graph
+break, any length, and no (B, H, T, S) when compiled either. Letters as in terms.py.
 """
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synthesizer.attention.fast import gpu
-from synthesizer.attention.fast.blocks import (
-    attend_back_in_blocks,
-    attend_in_blocks,
-    uses_kernel,
-)
-from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.fast.blocks import Workspace, columns_of, sdpa_forward
+from synthesizer.attention.fast.kernel import HOME, loaded
+from synthesizer.attention.fast.terms import Terms, uses_kernel
 from synthesizer.attention.masks import Visibility
 
 NUM_TERMS = len(vars(Terms()))
@@ -55,7 +54,7 @@ class _BlockAttention(torch.autograd.Function):
         num_queries: int,
         *tensors: Tensor | None,
     ) -> Tensor:
-        output, kept = attend_in_blocks(Terms(*tensors), visibility, num_queries)
+        output, kept = attend_terms(Terms(*tensors), visibility, num_queries)
         ctx.save_for_backward(*tensors, output if kept.numel() else None, kept)
         ctx.visibility = visibility
         return output
@@ -65,15 +64,75 @@ class _BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         *tensors, output, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        grads = attend_back_in_blocks(Terms(*tensors), ctx.visibility, output, kept, grad, wanted)
+        grads = attend_back(Terms(*tensors), ctx.visibility, output, kept, grad, wanted)
         return None, None, *vars(grads).values()
+
+
+def attend_terms(terms: Terms, visibility: Visibility, num_queries: int) -> tuple[Tensor, Tensor]:
+    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants besides."""
+    values, queries = terms.values, terms.queries
+    assert values is not None
+    num_heads, batch, _, width = values.shape
+    if values.device.type in gpu.DEVICES and gpu.uses_triton(terms):
+        return gpu.attend(terms, visibility, num_queries)
+    output = values.new_empty(batch, num_queries, num_heads, width)
+    by_head, nothing = output.permute(2, 0, 1, 3), values.new_empty(0, dtype=torch.float32)
+    kernel = loaded(os.environ.get(HOME)) if uses_kernel(values, num_queries) else None
+    if kernel is not None:
+        kernel.attend(terms, visibility, by_head)
+        return output, nothing
+    # PyTorch's own kernel wants one width, and no example with a mask of its own
+    same_width = queries is not None and queries.shape[-1] == width
+    if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
+        sdpa_forward(terms, visibility, by_head)
+        return output, nothing
+    workspace = Workspace(terms, visibility, num_queries)
+    by_head = values.new_empty(num_heads, batch, num_queries, width)  # whose parts are matrices
+    for block in workspace.blocks():
+        workspace.write_output(block, by_head)
+    return by_head.permute(1, 2, 0, 3), nothing
+
+
+def attend_back(
+    terms: Terms,
+    visibility: Visibility,
+    output: Tensor,
+    kept: Tensor,
+    grad: Tensor,
+    wanted: Sequence[bool],
+) -> Terms:
+    """The gradients that are wanted, given that of the output, (B, T, H, K)."""
+    assert terms.values is not None
+    num_queries, by_head = grad.shape[1], grad.permute(2, 0, 1, 3)
+    if terms.values.device.type in gpu.DEVICES and gpu.uses_triton(terms):
+        return gpu.attend_back(terms, visibility, output, kept, grad, wanted)
+    kernel = loaded(os.environ.get(HOME)) if uses_kernel(terms.values, num_queries) else None
+    # the kernel adds to the table's gradient and writes all others, if there is an example
+    make = torch.zeros_like if kernel is None or not grad.numel() else torch.empty_like
+    grads = Terms(
+        *[
+            make(tensor) if want and tensor is not None else None
+            for tensor, want in zip(vars(terms).values(), wanted, strict=True)
+        ]
+    )
+    if kernel is not None:
+        if grads.table is not None:
+            grads.table.zero_()
+        by_head = by_head if by_head.stride(-1) == 1 else by_head.contiguous()
+        kernel.attend(terms, visibility, by_head, grads=grads)
+        return grads
+    workspace = Workspace(terms, visibility, num_queries)
+    grads.values, grads.keys = columns_of(grads.values), columns_of(grads.keys)
+    for block in workspace.blocks():
+        workspace.add_gradients(block, by_head, grads)
+    return grads
 
 
 @torch.library.custom_op(
     "synthesizer::attend", mutates_args=(), schema=f"({TERMS}, SymInt num_queries) -> Tensor[]"
 )
 def _attend(*given: Any) -> list[Tensor]:  # noqa: ANN401
-    output, kept = attend_in_blocks(*_unpacked(given[:-1]), given[-1])
+    output, kept = attend_terms(*_unpacked(given[:-1]), given[-1])
     return [output.contiguous(), kept]
 
 
@@ -81,7 +140,8 @@ def _attend(*given: Any) -> list[Tensor]:  # noqa: ANN401
 def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
     values, num_queries = given[0], given[-1]
     num_heads, batch, _, width = values.shape
-    with_triton = gpu.uses_triton(Terms(*given[:NUM_TERMS]))
+    terms = Terms(*given[:NUM_TERMS])
+    with_triton = values.device.type in gpu.DEVICES and gpu.uses_triton(terms)
     kept = [batch, num_heads, num_queries] if with_triton else [0]
     output = values.new_empty(batch, num_queries, num_heads, width)
     return [output, values.new_empty(kept, dtype=torch.float32)]
@@ -93,7 +153,7 @@ def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
     schema=f"({TERMS}, Tensor output, Tensor kept, Tensor grad, bool[] wanted) -> Tensor[]",
 )
 def _attend_back(*given: Any) -> list[Tensor]:  # noqa: ANN401
-    grads = attend_back_in_blocks(*_unpacked(given[:-4]), *given[-4:])
+    grads = attend_back(*_unpacked(given[:-4]), *given[-4:])
     return [part.contiguous() for part in vars(grads).values() if part is not None]
 
 

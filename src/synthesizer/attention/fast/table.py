@@ -12,6 +12,7 @@ exact unless what an example sees of a row is a vanishing part of it: then None 
 Letters as in synthesis.py.
 """
 
+import os
 from itertools import product
 from typing import Any
 
@@ -20,9 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.blocks import compiled_kernel, uses_kernel
+from synthesizer.attention.fast.kernel import HOME, loaded
 from synthesizer.attention.fast.operator import block_attention
-from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.fast.terms import Terms, uses_kernel
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
 
 LONG = 2048  # from here on keeping (H, T, S) probabilities costs more than making them again
@@ -82,14 +83,12 @@ def frozen_attention(
     weights = weights[:, num_keys - num_queries : num_keys, :num_keys]
     if num_queries == 1:
         return one_row(values, weights)
-    if (
-        uses_kernel(values, num_queries)
-        and weights.dtype == values.dtype
-        and values.stride(-1) == 1
-    ):
+    fits = weights.dtype == values.dtype and values.stride(-1) == 1
+    kernel = loaded(os.environ.get(HOME)) if fits and uses_kernel(values, num_queries) else None
+    if kernel is not None:
         terms = Terms(values.transpose(0, 1), table=weights)
         output = values.new_empty(len(values), num_queries, values.shape[1], values.shape[3])
-        compiled_kernel().attend(terms, visibility, output.permute(2, 0, 1, 3), ready=True)
+        kernel.attend(terms, visibility, output.permute(2, 0, 1, 3), ready=True)
         return output
     side_by_side = beside(values)
     output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])

@@ -8,6 +8,7 @@ Every synthesizing function is one of these terms, and a mixture scales and adds
 Letters as in synthesis.py; W is the width of what a bilinear term compares, a b an outer one's.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from synthesizer.attention.fast.kernel import HOME, loaded
 from synthesizer.attention.synthesis import (
     Dense,
     DotProduct,
@@ -75,14 +77,16 @@ def terms_of(
     """
     if not isinstance(synthesis, Mixture):
         terms = _TERMS.get(type(synthesis), _written_table)(synthesis, x, keys, num_keys, None)
-        _turn(terms, synthesis, query_positions)
+        if query_positions is not None:
+            _turn(terms, synthesis, query_positions)
     else:
         own, each = synthesis.split_keys(keys), []
         for part, kept, alpha in zip(
             synthesis.parts, own, synthesis.alphas().unbind(-1), strict=True
         ):
             made = _TERMS.get(type(part), _written_table)(part, x, kept, num_keys, alpha)
-            _turn(made, part, query_positions)
+            if query_positions is not None:
+                _turn(made, part, query_positions)
             if isinstance(part, FactorizedRandom) and synthesis.depends_on_input:
                 # beside terms of the tokens, a low rank is one more table: it has no batch
                 assert made.queries is not None
@@ -111,6 +115,23 @@ def has_outer(synthesis: Synthesis) -> bool:
     """Whether a synthesis holds an outer product."""
     parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
     return any(type(part) is FactorizedDense for part in parts)
+
+
+def uses_kernel(values: Tensor, num_queries: int) -> bool:
+    """Whether the compiled kernel is there and fits; one row is not worth a call."""
+    if values.dtype != torch.float32 or values.device.type != "cpu" or num_queries == 1:
+        return False
+    if torch.compiler.is_compiling():
+        return bool(_is_built())
+    return loaded(os.environ.get(HOME)) is not None
+
+
+def _loaded_or_none() -> bool:
+    return loaded(os.environ.get(HOME)) is not None
+
+
+# found out while compiling, not compiled
+_is_built: Callable[[], bool] = torch.compiler.assume_constant_result(_loaded_or_none)
 
 
 class _Corner(torch.autograd.Function):
@@ -150,9 +171,9 @@ def _add(each: list[Terms]) -> Terms:
     return total
 
 
-def _turn(terms: Terms, part: Synthesis, positions: Tensor | None) -> None:
+def _turn(terms: Terms, part: Synthesis, positions: Tensor) -> None:
     """Turn the queries of a dot product, (H, B, T, W), to (T,) or (B, T)."""
-    if isinstance(part, DotProduct) and part.rotary is not None and positions is not None:
+    if isinstance(part, DotProduct) and part.rotary is not None:
         assert terms.queries is not None
         terms.queries = part.rotary.turn(terms.queries, positions)
 
@@ -227,7 +248,7 @@ def _hidden(part: Dense | FactorizedDense, x: Tensor) -> Tensor:
     if x.shape[1] == 1:
         return hidden_units(x, part.w1, part.b1).transpose(0, 1)
     hidden = F.linear(x, part.w1.mT.flatten(0, 1), part.b1.flatten())
-    return hidden.relu_().unflatten(-1, (len(part.w1), -1)).permute(2, 0, 1, 3)
+    return hidden.relu().unflatten(-1, (len(part.w1), -1)).permute(2, 0, 1, 3)
 
 
 _TERMS: dict[type, Callable[..., Terms]] = {
