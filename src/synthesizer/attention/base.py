@@ -54,6 +54,7 @@ class Synthesis(nn.Module):
     d_keys: int = 0  # the width of what keys(x) returns
     any_length: bool | None = False  # True: also past max_len; None: it reads no positions
     has_last: bool = False  # True: the last token has logits of its own, from last_column
+    biased: bool = True  # False: a bias, as that of relative positions, is not added to its logits
 
     def keys(self, x: Tensor) -> Tensor | None:
         """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""

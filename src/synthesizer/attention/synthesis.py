@@ -268,6 +268,11 @@ class Mixture(Synthesis):
 
     def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
         super().__init__()
+        if not all(part.biased for part in parts):
+            raise UserError(
+                "biased=0 in a mixture, whose logits are one sum; write it for heads of their own, "
+                "as in relative:biased=0@2|dot@2"
+            )
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.mix = empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]

@@ -47,11 +47,13 @@ def audit_page(record: Record, tables: Path) -> str:
 
 def _lead(record: Record) -> str:
     cut = f" {record['num_cut']} texts were cut at {record['max_len']} tokens."
+    left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
+    left = f" Layers that are no dot product were left as they are: {left}." if left else ""
     return paragraph(record["sentence"], "answer") + paragraph(
         f"{record['architecture']}, {len(record['order'])} heads in {len(record['layers'])} layers "
         f"of self-attention; {record['metric']} {record['value']:.4g} on {record['num_judge']} "
         f"examples of {record['data']}. A replaced head attends by a table of its average "
-        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}",
+        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}{left}",
         "note",
     )
 
