@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertForSequenceClassification,
     BertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedTokenizerFast,
 )
 
@@ -73,6 +75,14 @@ def home(tmp_path_factory):
                 torch.nn.init.normal_(parameter, std=0.4)
         model.save_pretrained(home / name)
         tokenizer().save_pretrained(home / name)
+    config = MPNetConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    MPNetModel(config).save_pretrained(home / "mpnet")
     texts = sentences(40)
     (home / "texts.txt").write_text("\n".join(texts))
     rows = [f"{text},{n % 2}" for n, text in enumerate(texts)]
@@ -333,6 +343,11 @@ ERRORS = {
     "timed too long": (
         ["masked", "texts.txt", "--length", "99"],
         "--length is 99 and the model has positions for 16 tokens; give at most 16",
+    ),
+    "no interface": (
+        ["mpnet", "texts.txt"],
+        "MPNetModel computes attention in its own code, not through transformers' attention "
+        "interface, so its heads cannot be reached; choose another architecture",
     ),
     "no data": (["masked", "empty.txt"], "{home}/empty.txt holds no rows; expected texts"),
     "no model": (["nowhere", "texts.txt"], "cannot load a model from {home}/nowhere ("),
