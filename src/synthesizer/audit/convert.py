@@ -213,7 +213,7 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     if point is not None and asked.tuning is None:
         result = {
             "task": {"type": _TASKS[metric]},
-            "dataset": {"name": record["data"], "type": record["data"]},
+            "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
             "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
         }
         matter["model-index"] = [{"name": asked.out.name, "results": [result]}]
