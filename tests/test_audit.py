@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertForSequenceClassification,
     BertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedTokenizerFast,
 )
 
@@ -73,6 +75,14 @@ def home(tmp_path_factory):
                 torch.nn.init.normal_(parameter, std=0.4)
         model.save_pretrained(home / name)
         tokenizer().save_pretrained(home / name)
+    config = MPNetConfig(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    MPNetModel(config).save_pretrained(home / "mpnet")
     texts = sentences(40)
     (home / "texts.txt").write_text("\n".join(texts))
     rows = [f"{text},{n % 2}" for n, text in enumerate(texts)]
@@ -217,8 +227,9 @@ def test_tuning_brings_outputs_nearer(home, tmp_path):
     original = load_model(str(home / "bare"), None)
     converted = AutoModel.from_pretrained(tmp_path / "model").eval()
     before = {name: p.clone() for name, p in converted.named_parameters()}
-    rows = [Example((text,)) for text in sentences(40)]
-    tuned = tune(original, converted, tokenizer(), rows, 12, Tuning(40, batch=8), print)
+    texts = [Example((text,)) for text in sentences(40)]
+    rows = tuning_rows(texts, original, tokenizer(), 12)
+    tuned = tune(original, converted, tokenizer(), rows, Tuning(40, batch=8), print)
     assert np.mean(tuned.losses[8:13]) < np.mean(tuned.losses[:5])  # a third brings layers nearer
     assert tuned.after < tuned.before
     moved = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
@@ -257,14 +268,15 @@ def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch
 
 def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
     monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 1)
-    original, rows = load_model(str(home / "bare"), None), [Example((t,)) for t in sentences(8)]
+    original = load_model(str(home / "bare"), None)
+    rows = tuning_rows([Example((t,)) for t in sentences(8)], original, tokenizer(), 12)
     with Hook(original) as hook:
         hook.discover(inputs("bert"))
         layers = hook.layers
 
     def tuned(**options):
         model = build_converted(original, layers, {0: HeadTables((0, 1), 12)})
-        return tune(original, model, tokenizer(), rows, 12, Tuning(**options), print, tmp_path)
+        return tune(original, model, tokenizer(), rows, Tuning(**options), print, tmp_path)
 
     tuned(steps=2)
     with pytest.raises(UserError, match="is of a tuning with other options or texts"):
@@ -284,12 +296,13 @@ def test_a_causal_model_is_tuned_on_windows_of_its_texts():
     with Hook(original) as hook:
         hook.discover(inputs("gpt2"))
         converted = build_converted(original, hook.layers, {0: HeadTables((0, 1, 2), 12)})
-    rows = [Example((text,)) for text in sentences(60)]
-    assert all(row["input_ids"][0] == 1 for row in tuning_rows(rows, original, plain, 12))
-    tuned = tune(original, converted, plain, rows, 12, Tuning(30, batch=4), print)
+    texts = [Example((text,)) for text in sentences(60)]
+    rows = tuning_rows(texts, original, plain, 12)
+    assert all(row["input_ids"][0] == 1 for row in rows)
+    tuned = tune(original, converted, plain, rows, Tuning(30, batch=4), print)
     assert tuned.after < tuned.before
     with pytest.raises(UserError, match="shorter than one window of 12 tokens"):
-        tune(original, converted, plain, rows[:1], 12, Tuning(1), print)
+        tuning_rows(texts[:1], original, plain, 12)
 
 
 def test_the_page_stands_alone(home, tmp_path):
@@ -330,6 +343,11 @@ ERRORS = {
     "timed too long": (
         ["masked", "texts.txt", "--length", "99"],
         "--length is 99 and the model has positions for 16 tokens; give at most 16",
+    ),
+    "no interface": (
+        ["mpnet", "texts.txt"],
+        "MPNetModel computes attention in its own code, not through transformers' attention "
+        "interface, so its heads cannot be reached; choose another architecture",
     ),
     "no data": (["masked", "empty.txt"], "{home}/empty.txt holds no rows; expected texts"),
     "no model": (["nowhere", "texts.txt"], "cannot load a model from {home}/nowhere ("),

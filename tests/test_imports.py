@@ -34,6 +34,7 @@ MAY_IMPORT = {
         "experiment",
         "data",
         "metrics",
+        "tasks",
         "training.checkpoint",
         "report",
         "benchmark.clock",

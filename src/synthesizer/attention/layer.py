@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention import fast
+from synthesizer.attention.groups import unbiased_heads, without_heads
 from synthesizer.attention.masks import (
     EXPLICIT,
     SLOT,
@@ -161,6 +162,7 @@ class SyntheticAttention(TokenMixer):
                 dot.rotary = Rotary(rotary, self.size.d_head)
         self.turns = bool(dots) and rotary is not None
         self.any_length = self.synthesis.any_length
+        self.unbiased = unbiased_heads(self.synthesis, num_heads)
         if causal and self.synthesis.has_last:
             raise UserError(
                 f"synthesis {synthesis!r} gives the last token a logit of its own, and causal "
@@ -228,6 +230,8 @@ class SyntheticAttention(TokenMixer):
                 source = EXPLICIT
             if self.window is not None and values.shape[2] > self.window:
                 _trim(cache, mask, keys, values, self.window)
+        if self.unbiased and bias is not None:
+            bias = without_heads(bias, self.unbiased, size.num_heads)
         if synthesis.has_last:
             bias = self._with_last(x, mask, positions, bias, values.shape[2])
         return fast.Call(

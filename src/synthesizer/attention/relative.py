@@ -16,6 +16,8 @@ class Relative(Synthesis):
 
     sinks   1, or 2: the last real token has a logit, too (not in causal attention, where every
             step has another last token)
+    biased  0: no bias, as that of relative positions, is added to these heads, so that a sink has
+            one logit at any distance
 
     A longer sequence than max_len reads the ends of r.
     """
@@ -24,13 +26,15 @@ class Relative(Synthesis):
     depends_on_input = False
     any_length = True
 
-    def __init__(self, size: Size, *, std: float = 0.02, sinks: int = 1) -> None:
+    def __init__(
+        self, size: Size, *, std: float = 0.02, sinks: int = 1, biased: bool = True
+    ) -> None:
         super().__init__()
         if sinks not in (1, 2):
             raise UserError(
                 f"relative:sinks={sinks}; choose 1 (the first token) or 2 (the first and the last)"
             )
-        self.std, self.sinks, self.has_last = std, sinks, sinks == 2
+        self.std, self.sinks, self.has_last, self.biased = std, sinks, sinks == 2, biased
         self.offsets = empty(size.num_heads, 2 * size.max_len - 1)  # (H, 2N - 1), j - i = 1 - N ...
         self.first = empty(size.num_heads, 1)  # (H, 1)
         self.last = empty(size.num_heads, 1) if self.has_last else None  # (H, 1)

@@ -83,6 +83,7 @@ class Synthesis(nn.Module):
     d_keys: int = 0  # the width of what keys(x) returns
     any_length: bool | None = False  # True: also past max_len; None: it reads no positions
     has_last: bool = False  # True: the last token has logits of its own, from last_column
+    biased: bool = True  # False: a bias, as that of relative positions, is not added to its logits
 
     def keys(self, x: Tensor) -> Tensor | None:
         """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
@@ -338,6 +339,11 @@ class Mixture(Synthesis):
 
     def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
         super().__init__()
+        if not all(part.biased for part in parts):
+            raise UserError(
+                "biased=0 in a mixture, whose logits are one sum; write it for heads of their own, "
+                "as in relative:biased=0@2|dot@2"
+            )
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.mix = empty(num_heads, len(parts))  # (H, parts)
         self.widths = [part.d_keys for part in parts]

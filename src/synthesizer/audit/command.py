@@ -11,8 +11,13 @@ from synthesizer.experiment.console import say, say_aside, silence_libraries
 
 
 def audit(
-    model: Annotated[str, typer.Argument(help="A folder of a Hugging Face model, or a hub name.")],
-    data: Annotated[Path, typer.Argument(help="Texts to measure on: .csv, .jsonl, .txt, ...")],
+    model: Annotated[
+        str, typer.Argument(help="A folder of a Hugging Face model, a run, or a hub name.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Argument(help="Texts to measure on: .csv, .txt, ...; of a run, by default its own."),
+    ] = None,
     metric: Annotated[
         str | None, typer.Option(help="loss, accuracy, spearman or agreement; else by the model.")
     ] = None,

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.cost import Point, Say, most_heads
-from synthesizer.audit.examples import read_examples
+from synthesizer.audit.examples import read_examples, tuning_rows
 from synthesizer.audit.hook import Layer
-from synthesizer.audit.load import load_model, load_tokenizer
+from synthesizer.audit.load import load_model, load_tokenizer, run_of
 from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
+from synthesizer.audit.run_data import RunData
 from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.models.converted import (
@@ -26,6 +27,7 @@ from synthesizer.models.converted import (
     converted_model,
     narrowed_state,
 )
+from synthesizer.models.table_heads import is_own, with_tables
 from synthesizer.models.tables import HeadTables
 from synthesizer.untrusted import check_links, check_regular_file, fenced, plain
 
@@ -41,17 +43,21 @@ def build_converted(
 
     share   let it use the memory of all weights that stay as they are: to measure, not to train
     """
+    for place in tables:
+        if sum(other.name == layers[place].name for other in layers) > 1:
+            raise UserError(
+                f"{type(model).__name__} shares one attention among its layers, so that a head "
+                "cannot be left out of one of them; audit works, convert does not"
+            )
+    if is_own(model):
+        by_name = {layers[place].name: table for place, table in tables.items()}
+        return with_tables(model, by_name, share=share)
     base = model.base_model
     prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
     replaced: dict[str, dict[str, Any]] = {}
     state = dict(model.state_dict())
     for place, table in sorted(tables.items()):
         layer = layers[place]
-        if sum(other.name == layer.name for other in layers) > 1:
-            raise UserError(
-                f"{type(model).__name__} shares one attention among its layers, so that a head "
-                "cannot be left out of one of them; audit works, convert does not"
-            )
         name = layer.name.removeprefix(prefix)
         check_convertible(base.get_submodule(name))
         replaced[name] = {
@@ -118,17 +124,30 @@ def convert(asked: Asked, say: Say) -> int:
         ) from None
     tuned = None
     if asked.tuning is not None:
-        if asked.texts is None:
-            raise UserError("--tune needs texts to tune on; name a file with --texts")
-        examples, max_len = read_examples(asked.texts, "agreement"), record["max_len"]
+        rows = _tuning_rows(asked, record, model, tokenizer)
         asked.out.mkdir(parents=True, exist_ok=True)
-        tuned = tune(model, converted, tokenizer, examples, max_len, asked.tuning, say, asked.out)
+        tuned = tune(model, converted, tokenizer, rows, asked.tuning, say, asked.out)
     converted.save_pretrained(asked.out)
     tokenizer.save_pretrained(asked.out)
     card = model_card(record, count, asked, tuned)
     (asked.out / "README.md").write_text(card, encoding="utf-8")
     (asked.out / CHECKPOINT).unlink(missing_ok=True)
     return count
+
+
+def _tuning_rows(
+    asked: Asked, record: dict[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, list[int]]]:
+    """The texts to tune on, encoded: the user's or, where a run was audited, its train split."""
+    if model.config.is_encoder_decoder:
+        raise UserError("--tune works on encoders and decoders, not on an encoder-decoder")
+    if asked.texts is not None:
+        examples = read_examples(asked.texts, "agreement")
+        return tuning_rows(examples, model, tokenizer, record["max_len"])
+    run = run_of(record["model"])
+    if run is None:
+        raise UserError("--tune needs texts to tune on; name a file with --texts")
+    return RunData(run, record["metric"]).rows()
 
 
 def read_tables(
@@ -194,7 +213,7 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     if point is not None and asked.tuning is None:
         result = {
             "task": {"type": _TASKS[metric]},
-            "dataset": {"name": record["data"], "type": record["data"]},
+            "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
             "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
         }
         matter["model-index"] = [{"name": asked.out.name, "results": [result]}]
@@ -209,20 +228,24 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
             f"from the original went from {tuned.before:.3g} to {tuned.after:.3g}; {metric} was "
             "not measured since."
         )
+    where = "synthesis" if record.get("model_type") == "synthesizer" else "replaced"
+    by = "distance" if record["table"] == "relative" else "position"
+    architecture = str(record.get("architecture", ""))
+    auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
     return f"""---
 {front}
 ---
 # {plain(base)}, {count} of {len(record["order"])} heads as tables
 
-In the heads that `config.json` names under `replaced`, attention is a learned table by distance:
+In the heads that `config.json` names under `{where}`, attention is a learned table by {by}:
 they have no query and no key projection. {said}
 
 ```python
-import synthesizer.models  # registers the classes
-from transformers import AutoModel, AutoTokenizer
+import synthesizer.models  # registers the classes; without it the folder cannot be loaded
+from transformers import {auto}, AutoTokenizer
 
-model = AutoModel.from_pretrained("{asked.out.name}")
+model = {auto}.from_pretrained("{asked.out.name}")
 tokenizer = AutoTokenizer.from_pretrained("{asked.out.name}")
 ```
 
@@ -232,6 +255,13 @@ Made by
 """
 
 
+_AUTO = {  # by how the name of a class ends
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+}
 _TASKS = {
     "loss": "text-generation",
     "accuracy": "text-classification",

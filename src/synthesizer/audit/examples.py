@@ -11,6 +11,7 @@ agreement   texts                     cosine of the output and the original's, i
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from synthesizer.data.sources import File, Row, data_folder
 from synthesizer.errors import UserError
 from synthesizer.metrics.correlation import correlation_from_statistics, spearman_statistics
 from synthesizer.metrics.per_example import Statistics, Total, percent_from_statistics
+from synthesizer.models.table_heads import is_own
 
 METRICS = ("loss", "accuracy", "spearman", "agreement")
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
@@ -166,7 +168,7 @@ def encode(
 ) -> Examples:
     """Tokens in batches of similar length; of windows and of rows, the first `limit`."""
     if metric == "loss" and _is_causal(model):
-        rows, num_cut = _windows(examples, tokenizer, max_len, limit), 0
+        rows, num_cut = _windows(examples, model, tokenizer, max_len, limit), 0
         examples = [Example((tokenizer.decode(row["input_ids"]),)) for row in rows]
     else:
         examples = examples[:limit]
@@ -206,7 +208,7 @@ def tuning_rows(
     alone = [Example((text,)) for example in examples for text in example.texts]
     if not _is_causal(model):
         return _rows(alone, "agreement", model, tokenizer, max_len)[0]
-    windows = _windows(alone, tokenizer, max_len, None)
+    windows = _windows(alone, model, tokenizer, max_len, None)
     if not windows:
         raise _too_short(max_len)
     return [{"input_ids": row["input_ids"]} for row in windows]
@@ -226,12 +228,14 @@ def _is_causal(model: PreTrainedModel) -> bool:
 
 def _windows(
     examples: Sequence[Example],
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     max_len: int,
     limit: int | None,
 ) -> list[dict[str, list[int]]]:
     """One stream of all texts, cut into windows that each begin as the model's texts do."""
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    first = model.config.bos_token_id if is_own(model) else tokenizer.bos_token_id
+    start = [] if first is None else [first]
     stream: list[int] = []
     for example in examples:
         if limit is not None and len(stream) >= limit * max_len:
@@ -326,7 +330,7 @@ def _class_number(target: Any, config: Any) -> int:  # noqa: ANN401
 def run(model: PreTrainedModel, examples: Examples) -> Outcome:
     """Let the model read every example."""
     read: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
-        "loss": _token_losses,
+        "loss": partial(_token_losses, causal=_is_causal(model)),
         "accuracy": lambda output, _: output.logits,
     }
     parts: dict[int, Tensor] = {}
@@ -348,10 +352,12 @@ def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Te
     return inputs | {"decoder_input_ids": first}
 
 
-def _token_losses(output: Any, inputs: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
+def _token_losses(
+    output: Any, inputs: dict[str, Tensor], *, causal: bool  # noqa: ANN401
+) -> Tensor:  # fmt: skip
     """(B, 2): the summed loss of an example's tokens, and how many they are."""
     logits, labels = output.logits, inputs["labels"]
-    if logits.shape[1] == labels.shape[1] and bool((labels == inputs["input_ids"]).all()):
+    if causal:
         logits, labels = logits[:, :-1], labels[:, 1:]  # the next token
     losses = torch.nn.functional.cross_entropy(
         logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none"

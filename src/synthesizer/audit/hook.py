@@ -1,4 +1,4 @@
-"""Reach into any Hugging Face model whose attention goes through transformers' interface.
+"""Reach into any Hugging Face model whose attention goes through transformers' interface, or ours.
 
     with Hook(model) as hook:
         hook.discover(inputs)          which calls are self-attention, and how many heads they have
@@ -9,10 +9,14 @@
 One registered function serves all architectures. It calls the model's own eager attention, which
 knows its biases, windows, soft caps and sinks; so a hooked model with nothing replaced is the
 model. A layer is a call: a model that shares one attention among its layers has all of them.
+
+This package's own models compute attention in modules of their own, which are opened one by one:
+those whose heads are dot products. Where nothing is observed or replaced, they run as ever.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from synthesizer.errors import UserError
 from synthesizer.models.interface import own_attention, require_interface
+from synthesizer.models.table_heads import dot_layers, is_own, open_attention
 from synthesizer.models.tables import HeadTables
 
 NAME = "synthesizer_audit"
@@ -45,7 +50,9 @@ class Hook:
     """The attention of one model, opened: a context manager that leaves the model as it was."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        require_interface(model)
+        self._own = dot_layers(model) if is_own(model) else {}
+        if not self._own:
+            require_interface(model)
         self.model = model
         self.layers: list[Layer] = []
         self.tables: Mapping[int, HeadTables] = {}
@@ -60,14 +67,20 @@ class Hook:
             raise UserError("one model is being audited already; close its hook first")
         _active, self._was = self, self.model.config._attn_implementation
         self._handle = self.model.register_forward_pre_hook(self._restart)
-        self.model.set_attn_implementation(NAME)
+        for name, module in self._own.items():
+            module.forward = partial(self._attend_own, name, module)  # type: ignore[method-assign]
+        if not self._own:
+            self.model.set_attn_implementation(NAME)
         return self
 
     def __exit__(self, *error: object) -> None:
         global _active
         _active = None
         self._handle.remove()
-        self.model.set_attn_implementation(self._was)
+        for module in self._own.values():
+            del module.forward
+        if not self._own:
+            self.model.set_attn_implementation(self._was)
 
     @torch.no_grad()
     def discover(self, inputs: Mapping[str, Any]) -> list[Layer]:
@@ -114,15 +127,42 @@ class Hook:
         visible = _visible(mask, query, key)
         if self.observe is not None:
             self.observe(layer, weights, visible)
-        tables = self.tables.get(layer)
-        if tables is None:
+        if layer not in self.tables:
             return output, weights
+        return self._replace(layer, output, value, visible, query.shape[1]), weights
+
+    def _attend_own(
+        self, name: str, module: Any, x: Tensor, **inputs: Any,  # noqa: ANN401
+    ) -> Tensor:  # fmt: skip
+        """The same of a layer of ours, projected."""
+        call, self._calls = self._calls, self._calls + 1
+        if self._found is not None:
+            heads, d_head = module.size.num_heads, module.size.d_head
+            facts = (heads, heads, d_head, module.causal, module.window)
+            self._found.append(Layer(call, name, *facts))
+        layer = self._index.get(call)
+        if layer is None or (self.observe is None and layer not in self.tables):
+            plain: Tensor = type(module).forward(module, x, **inputs)
+            return plain
+        weights, values, visible = open_attention(module, x, inputs)
+        if self.observe is not None:
+            self.observe(layer, weights, visible)
+        output = (weights @ values).transpose(1, 2)
+        if layer in self.tables:
+            output = self._replace(layer, output, values, visible, values.shape[1])
+        projected: Tensor = module.output(output.flatten(2))
+        return projected
+
+    def _replace(
+        self, layer: int, output: Tensor, value: Tensor, visible: Tensor, num_heads: int
+    ) -> Tensor:
+        """Heads (B, T, H, K) with those that attend by a table."""
+        tables = self.tables[layer]
         heads = torch.tensor(tables.heads, device=value.device)
-        mine = value[:, heads // (query.shape[1] // value.shape[1])]
-        replaced = tables(
-            mine, visible, num_queries=query.shape[2], causal=self.layers[layer].causal
-        )
-        return output.index_copy(2, heads, replaced.transpose(1, 2).to(output.dtype)), weights
+        mine = value[:, heads // (num_heads // value.shape[1])]
+        causal = self.layers[layer].causal
+        replaced = tables(mine, visible, num_queries=output.shape[1], causal=causal)
+        return output.index_copy(2, heads, replaced.transpose(1, 2).to(output.dtype))
 
     def _describe(
         self, call: int, module: nn.Module, query: Tensor, key: Tensor, causal: bool

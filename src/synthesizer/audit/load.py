@@ -1,4 +1,4 @@
-"""Load a pretrained model and its tokenizer from a folder, a .gguf file or the hub.
+"""Load a pretrained model and its tokenizer from a folder, a run, a .gguf file or the hub.
 
 A folder may be anybody's: no code of it is executed, no pickle is read, no file outside of it.
 """
@@ -13,7 +13,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.run import Run
+from synthesizer.models import MODELS, SynthesizerModel
 from synthesizer.models.interface import require_interface
+from synthesizer.models.table_heads import dot_layers, is_own
 from synthesizer.untrusted import check_regular_file, read_regular
 
 WEIGHTS = "model.safetensors"
@@ -45,8 +48,27 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         raise
     except _DAMAGE as error:
         raise _unreadable(name, error) from None
-    require_interface(model)
+    if is_own(model):
+        dot_layers(model)  # refuses a model that has none
+    else:
+        require_interface(model)
     return model.eval()
+
+
+def run_of(name: str) -> Run | None:
+    """The finished run of `synthesizer train` that a name is the directory of."""
+    run = Run(name)
+    if not (run.path / "recipe.toml").exists():
+        return None
+    if not run.is_finished:
+        raise UserError(f"{name} is a run that is not finished; train it to its end first")
+    return run
+
+
+def attend_fast(model: PreTrainedModel) -> None:
+    """Let a model whose weights need not be seen attend by PyTorch's fused kernel; ours does."""
+    if not is_own(model):
+        model.set_attn_implementation("sdpa")
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
@@ -84,6 +106,8 @@ def check_metric(metric: str, model: PreTrainedModel) -> None:
 def num_positions(model: PreTrainedModel) -> int | None:
     """The longest text that the model has positions for; None where there is no such limit."""
     config = model.config.get_text_config()
+    if is_own(model) and config.is_encoder_decoder:
+        return min(config.max_len, config.decoder_max_len)
     for key in ("max_position_embeddings", "n_positions"):
         found = getattr(config, key, None)
         if isinstance(found, int) and found > 0:
@@ -94,7 +118,10 @@ def num_positions(model: PreTrainedModel) -> int | None:
 def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of models
     """The class of models that a config names, if it is one; a .gguf names none."""
     unnamed = transformers.AutoModelForCausalLM if is_gguf else AutoModel
-    named = getattr(transformers, str((config.architectures or [""])[0]), unnamed)
+    own: tuple[type[PreTrainedModel], ...] = (SynthesizerModel, *MODELS.values())
+    ours = {cls.__name__: cls for cls in own}
+    name = str((config.architectures or [""])[0])
+    named = ours.get(name) or getattr(transformers, name, unnamed)
     is_model = isinstance(named, type) and issubclass(named, PreTrainedModel)
     return named if is_model else unnamed
 
@@ -133,6 +160,9 @@ def _check_folder(folder: Path) -> None:
 
 def _where(name: str) -> tuple[str, dict[str, str]]:
     path = Path(name)
+    if (run := run_of(name)) is not None:
+        run.check("model/")
+        return str(run.model), {}
     if path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}
     return name, {}
@@ -142,5 +172,5 @@ def _unreadable(name: str, error: Exception) -> UserError:
     cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
     return UserError(
         f"cannot load a model from {name} ({cause}); give a folder of a Hugging Face model, a "
-        ".gguf file, or a name of the hub"
+        "run, a .gguf file, or a name of the hub"
     )

@@ -47,11 +47,13 @@ def audit_page(record: Record, tables: Path) -> str:
 
 def _lead(record: Record) -> str:
     cut = f" {record['num_cut']} texts were cut at {record['max_len']} tokens."
+    left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
+    left = f" Layers that are no dot product were left as they are: {left}." if left else ""
     return paragraph(record["sentence"], "answer") + paragraph(
         f"{record['architecture']}, {len(record['order'])} heads in {len(record['layers'])} layers "
         f"of self-attention; {record['metric']} {record['value']:.4g} on {record['num_judge']} "
         f"examples of {record['data']}. A replaced head attends by a table of its average "
-        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}",
+        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}{left}",
         "note",
     )
 
@@ -87,15 +89,15 @@ def _curve_table(record: Record) -> str:
         [
             f"{point['replaced']}",
             f"{point['value']:.4g}",
-            f"{point['cost']:.3g}",
-            f"{point['low']:.3g} to {point['high']:.3g}",
+            f"{point['cost'] + 0.0:.3g}",
+            f"{point['low'] + 0.0:.3g} to {point['high'] + 0.0:.3g}",
             f"{size['parameters'] / 1e6:.3g} M",
             f"{size['flops'] / max(1, first['flops']):.0%}",
             f"{size['cache_bytes'] / 1024:.3g} KiB" if first["cache_bytes"] else "none",
         ]
         for point, size in zip(record["curve"], record["sizes"], strict=True)
     ]
-    head = ["heads replaced", record["metric"], "loss", "interval", "attention parameters"]
+    head = ["heads replaced", record["metric"], "worse by", "interval", "attention parameters"]
     head += [f"attention FLOPs at {record['max_len']} tokens", "cache per token"]
     return table(head, rows, caption="Cache in float32; FLOPs as a share of the original's.")
 
@@ -133,7 +135,7 @@ def _heat(record: Record, key: str) -> Plot:
                 fontsize=8, color="black" if bright else "white",
             )  # fmt: skip
         axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
-        axes.set_yticks(range(layers), [f"layer {layer + 1}" for layer in range(layers)])
+        axes.set_yticks(range(layers), _layer_names(record))
         axes.tick_params(length=0)
         figure.colorbar(drawn, ax=axes, fraction=0.04, pad=0.02).set_label("how far outputs move")
         svg = to_svg(figure, "Cost of replacing each head alone, by layer and head")
@@ -143,8 +145,20 @@ def _heat(record: Record, key: str) -> Plot:
     )
 
 
+def _layer_names(record: Record) -> list[str]:
+    """Counted from 1, in encoder and decoder apart."""
+    causal = [bool(layer["causal"]) for layer in record["layers"]]
+    if len(set(causal)) == 1:
+        return [f"layer {number}" for number in range(1, len(causal) + 1)]
+    return [
+        f"{'decoder' if is_causal else 'encoder'} layer {causal[: place + 1].count(is_causal)}"
+        for place, is_causal in enumerate(causal)
+    ]
+
+
 def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
     plots = []
+    titles = _layer_names(record)
     for place, layer in enumerate(record["layers"]):
         offsets, sinks = np.exp(arrays[f"{place}.offsets"]), np.exp(arrays[f"{place}.sinks"])
         middle = offsets.shape[1] // 2
@@ -160,12 +174,12 @@ def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
             axes.set_xticks(range(len(names)), names, fontsize=7, rotation=90)
             axes.set_yticks(range(len(image)), [str(head + 1) for head in range(len(image))])
             axes.tick_params(length=0, labelsize=7)
-            svg = to_svg(figure, f"Average attention of layer {place + 1} by distance and sink")
+            svg = to_svg(figure, f"Average attention of {titles[place]} by distance and sink")
         plots.append(
             Plot(
                 svg,
                 "Heads downwards; average weight of a key by its distance.",
-                f"layer {place + 1}",
+                titles[place],
             )
         )
     return plots
@@ -197,7 +211,7 @@ def _moved(record: Record) -> str:
     rows = [
         [
             "\n".join(example["texts"]),
-            str(example["target"]),
+            "" if example["target"] is None else str(example["target"]),
             f"{example['before']:.3g}",
             f"{example['after']:.3g}",
         ]

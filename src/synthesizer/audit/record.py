@@ -60,4 +60,4 @@ def read_audit(path: Path) -> dict[str, Any]:
 
 def model_name(record: dict[str, Any]) -> str:
     """The audited model's name, as short as it says something: a folder may be called model."""
-    return "/".join(Path(record["model"]).parts[-2:])
+    return "/".join(Path(record["model"]).parts[-3 if record.get("run") else -2 :])

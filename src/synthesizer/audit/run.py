@@ -5,7 +5,8 @@
     report.html          the same as a page
 
 Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
-the curve, unless --fit names a file of its own.
+the curve, unless --fit names a file of its own. A run of ours has data of its own: its train
+split fits, its test split judges.
 """
 
 import json
@@ -34,17 +35,21 @@ from synthesizer.audit.cost import (
 from synthesizer.audit.examples import METRICS, Example, Examples, encode, read_examples
 from synthesizer.audit.hook import Hook, Layer
 from synthesizer.audit.load import (
+    attend_fast,
     check_metric,
     guess_metric,
     load_model,
     load_tokenizer,
     num_positions,
+    run_of,
 )
 from synthesizer.audit.page import audit_page
 from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
+from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS, measure_speed, size_with
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import write_atomically
+from synthesizer.experiment.run import provenance, write_atomically
+from synthesizer.models.table_heads import is_own, other_layers
 from synthesizer.models.tables import KINDS
 
 SHOWN = 5  # examples whose outputs moved farthest
@@ -56,7 +61,7 @@ class Asked:
     """What the user asked for."""
 
     model: str
-    data: Path
+    data: Path | None  # None: the run's own
     out: Path
     metric: str | None = None
     keep: float = 0.99
@@ -80,16 +85,24 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     tokenizer = load_tokenizer(asked.model)
     metric = asked.metric or guess_metric(model)
     check_metric(metric, model)
-    max_len, lengths = _max_len(asked, model), _lengths(asked, model)
-    fitting, judging = _split(asked, metric)
-    fit, rank, judge = (
-        encode(rows, metric, model, tokenizer, max_len, limit)
-        for rows, limit in (
-            (fitting, asked.fit_examples),
-            (fitting, asked.rank_examples),
-            (judging, asked.examples),
+    lengths = _lengths(asked, model)
+    if asked.data is None:
+        max_len = max(model.config.max_len, model.config.decoder_max_len)
+        fit, rank, judge = _run_parts(asked, metric)
+    else:
+        max_len = _max_len(asked, model)
+        fitting, judging = _split(asked, asked.data, metric)
+        fit, rank, judge = (
+            encode(rows, metric, model, tokenizer, max_len, limit)
+            for rows, limit in (
+                (fitting, asked.fit_examples),
+                (fitting, asked.rank_examples),
+                (judging, asked.examples),
+            )
         )
-    )
+    left = other_layers(model) if is_own(model) else {}
+    if left:
+        say(f"left as they are: {', '.join(f'{name} ({left[name]})' for name in left)}")
     with Hook(model) as hook:
         hook.discover(judge.probe(model))
         say(f"{len(hook.layers)} layers of self-attention; averaging the attention of each head")
@@ -109,6 +122,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
     record = _record(asked, hook, metric, max_len, (fit, rank, judge))
     record |= {
+        "left": left,
         "value": original,
         "margin": margin,
         "curve": [point.as_dict() for point in points],
@@ -149,7 +163,7 @@ def _speeds(
             models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
     except UserError:  # an architecture that can be audited and not converted
         return []
-    model.set_attn_implementation("sdpa")
+    attend_fast(model)
     return measure_speed(models, lengths)
 
 
@@ -170,6 +184,18 @@ def _check(asked: Asked) -> None:
         raise UserError(f"--metric is {asked.metric!r}; choose from {', '.join(METRICS)}")
     if asked.table not in KINDS:
         raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
+    if asked.data is None:
+        if run_of(asked.model) is None:
+            raise UserError(
+                f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
+                "on; give a file of texts behind it"
+            )
+        for name, given in (("--fit", asked.fit), ("--max-len", asked.max_len)):
+            if given is not None:
+                raise UserError(
+                    f"{name} is for the texts of a file, and a run's own data are split and cut as "
+                    f"in training; leave it out, or name a file of texts"
+                )
     if not 0 < asked.keep < 1:
         raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
     if (asked.out / RECORD).exists():
@@ -188,15 +214,24 @@ def _max_len(asked: Asked, model: PreTrainedModel) -> int:
     return asked.max_len
 
 
-def _split(asked: Asked, metric: str) -> tuple[list[Example], list[Example]]:
+def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
+    """What fits, ranks and judges, of a run's own data."""
+    run = run_of(asked.model)
+    assert run is not None
+    data = RunData(run, metric)
+    fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
+    return fit, rank, data.judging(asked.examples)
+
+
+def _split(asked: Asked, data: Path, metric: str) -> tuple[list[Example], list[Example]]:
     """The rows that fit and the rows that judge."""
     if asked.fit is not None:
         fitting = read_examples(asked.fit, metric)
-        return _shuffled(fitting, metric, asked.seed), read_examples(asked.data, metric)
-    rows = _shuffled(read_examples(asked.data, metric), metric, asked.seed)
+        return _shuffled(fitting, metric, asked.seed), read_examples(data, metric)
+    rows = _shuffled(read_examples(data, metric), metric, asked.seed)
     if len(rows) < 4:
         raise UserError(
-            f"{asked.data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
+            f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
             "judge by, and hundreds for an answer"
         )
     return rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -212,14 +247,19 @@ def _record(
 ) -> dict[str, Any]:
     """What was measured, on what, with what."""
     fit, rank, judge = parts
-    config = hook.model.config
+    config, run = hook.model.config, run_of(asked.model)
+    name = "" if run is None else run.recipe().name
+    data, fitted = f"{name}, its test split", "its train split"
+    if asked.data is not None:
+        data, fitted = asked.data.name, asked.fit.name if asked.fit else "half of the rows"
     return {
         "model": asked.model,
+        "run": name,
         "architecture": type(hook.model).__name__,
         "model_type": config.model_type,
         "d_model": config.get_text_config().hidden_size,
-        "data": asked.data.name,
-        "fit": asked.fit.name if asked.fit else "half of the rows",
+        "data": data,
+        "fit": fitted,
         "metric": metric,
         "higher_is_better": judge.higher_is_better,
         "keep": asked.keep,
@@ -233,6 +273,7 @@ def _record(
         "layers": [asdict(layer) for layer in hook.layers],
         "parameters": sum(p.numel() for p in hook.model.parameters()),
         "command": asked.command,
+        "commit": provenance()["commit"],
         "versions": {
             "synthesizer": synthesizer.__version__,
             "torch": torch.__version__,

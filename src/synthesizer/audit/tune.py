@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.cost import Say
-from synthesizer.audit.examples import Example, pad, tuning_rows
+from synthesizer.audit.examples import pad
+from synthesizer.audit.load import attend_fast
 from synthesizer.errors import UserError
+from synthesizer.models.table_heads import table_parameters
 from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 CHECKPOINT = "tuning.safetensors"
@@ -55,20 +57,16 @@ def tune(
     original: PreTrainedModel,
     converted: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[Example],
-    max_len: int,
+    rows: Sequence[dict[str, list[int]]],
     tuning: Tuning,
     say: Say,
     folder: Path | None = None,
 ) -> Tuned:
-    """Train in place; a folder, if given, holds a checkpoint until the caller removes it."""
-    if original.config.is_encoder_decoder:
-        raise UserError("--tune works on encoders and decoders, not on an encoder-decoder")
-    rows = tuning_rows(examples, original, tokenizer, max_len)
+    """Train in place on rows of tokens; a folder, if given, holds a checkpoint until removed."""
     rows = random.Random(tuning.seed).sample(rows, len(rows))
     count = min(HELD_OUT, len(rows) // 20)
     held_out, rows = rows[:count], rows[count:]
-    original.set_attn_implementation("sdpa")
+    attend_fast(original)
     converted.eval()  # no dropout: the original's outputs have none
     optimizer = _optimizer(converted, tuning)
     before = _held_out_distance(original, converted, tokenizer, held_out)
@@ -107,7 +105,7 @@ def _share(step: int, steps: int) -> float:
 
 
 def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
-    tables = [p for name, p in model.named_parameters() if ".tables." in name]
+    tables = table_parameters(model)
     chosen = set(map(id, tables))
     others = [p for p in model.parameters() if id(p) not in chosen]
     for parameter in others:

@@ -44,6 +44,11 @@ class SynthesizedLogits(nn.Module):
         parts = [build_synthesis(str(term), size) for term in terms if term.name != "dot"]
         if any(part.has_last for part in parts):
             raise UserError(f"synthesis {spec!r} has a logit for the last token; use relative")
+        if not all(part.biased for part in parts):
+            raise UserError(
+                f"synthesis {spec!r} asks for no bias, and this model's own is added to all heads; "
+                "use relative"
+            )
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.has_dot, self.size = bool(dots), size
         self.any_length = joint_length(parts) if parts else True

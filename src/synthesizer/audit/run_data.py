@@ -1,0 +1,73 @@
+"""The data that a run of `synthesizer train` was made with, as an audit reads them.
+
+Train averages and ranks, in the order in which it was trained on; test judges. Texts are encoded,
+cut and padded as in training: the loss with nothing replaced is the one in the run's result.json.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from synthesizer.audit.examples import IGNORED, Examples
+from synthesizer.data.batch import Batch
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import Run
+from synthesizer.tasks.build import build_task
+from synthesizer.tasks.task import Task
+
+
+class RunData:
+    """Examples of one run's splits."""
+
+    def __init__(self, run: Run, metric: str) -> None:
+        if metric == "spearman":
+            raise UserError(
+                "--metric spearman needs pairs and a score, which a run's own data have not; give "
+                "a file of them as DATA"
+            )
+        self.recipe, self.metric = run.recipe(), metric
+        self.task: Task = build_task(self.recipe, tokenizer_dir=run.model)
+
+    def fitting(self, limit: int) -> Examples:
+        """The first examples that training saw."""
+        return self._examples(self.task.train_batches(), limit)
+
+    def judging(self, limit: int | None) -> Examples:
+        """Those of test."""
+        return self._examples(self.task.batches("test"), limit)
+
+    def rows(self) -> list[dict[str, list[int]]]:
+        """Train's examples without targets, to tune on."""
+        found: list[dict[str, list[int]]] = []
+        for batch in self.task.batches("train"):
+            ids, mask = batch.inputs["input_ids"], batch.inputs.get("attention_mask")
+            real = [len(row) for row in ids] if mask is None else mask.sum(1).tolist()
+            found += [{"input_ids": row[:n].tolist()} for row, n in zip(ids, real, strict=True)]
+        return found
+
+    def _examples(self, batches: Iterable[Batch], limit: int | None) -> Examples:
+        kept: list[tuple[list[int], dict[str, Tensor]]] = []
+        targets: list[Any] = []
+        texts: list[tuple[str, ...]] = []
+        for batch in batches:
+            room = None if limit is None else limit - len(texts)
+            inputs = {key: value[:room] for key, value in batch.inputs.items()}
+            labels = inputs["labels"]
+            if self.metric != "loss":  # a label is right or wrong, and read by no model
+                del inputs["labels"]
+            first = len(texts)
+            texts += self._texts(inputs["input_ids"], labels)
+            targets += labels.tolist() if labels.dim() == 1 else [None] * len(labels)
+            kept.append((list(range(first, len(texts))), inputs))
+            if limit is not None and len(texts) >= limit:
+                break
+        return Examples(self.metric, kept, targets, 0, texts)
+
+    def _texts(self, ids: Tensor, labels: Tensor) -> list[tuple[str, ...]]:
+        """What a reader sees of each example: its text, and that of an encoder-decoder's target."""
+        sides = [ids]
+        if self.task.kind == "encoder_decoder":
+            sides.append(labels.masked_fill(labels == IGNORED, self.task.tokenizer.pad_token_id))
+        decoded = [self.task.tokenizer.batch_decode(s, skip_special_tokens=True) for s in sides]
+        return list(zip(*decoded, strict=True))

@@ -1,0 +1,315 @@
+"""This package's own models in an audit: opened, replaced, converted to head groups, loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from synthesizer.audit.averages import measure_averages
+from synthesizer.audit.convert import build_converted
+from synthesizer.audit.hook import Hook
+from synthesizer.cli import main
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import Run
+from synthesizer.models import MODELS, SynthesizerConfig
+from synthesizer.models.table_heads import other_layers
+from synthesizer.models.tables import HeadTables
+from synthesizer.training.loop import fit
+from test_audit_hook import drawn, naive_output
+from tiny import environment, language_model
+
+VOCAB = 23
+CASES = {  # what positions add to logits or turn, and who may look
+    "decoder": {"kind": "decoder", "positions": "sinusoidal+relative"},
+    "window": {"kind": "decoder", "positions": "rotary", "window": 3},
+    "classifier": {"kind": "encoder", "positions": "learned+alibi", "num_labels": 3},
+    "translator": {"kind": "encoder_decoder", "positions": "relative", "decoder_max_len": 9},
+    "mixed": {"kind": "encoder", "positions": "relative", "synthesis": "dot,random,dot"},
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def build(case, **more):
+    """A model with weights large enough that attention is far from uniform."""
+    torch.manual_seed(0)
+    options = {"synthesis": "dot", "num_layers": 3 if case == "mixed" else 2} | CASES[case] | more
+    config = SynthesizerConfig(
+        vocab_size=VOCAB, d_model=12, num_heads=4, d_ff=10, max_len=11, dropout=0.0, **options
+    )
+    model = MODELS[config.kind](config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    return model
+
+
+def inputs(case, *, padded=True):
+    """A batch of two, the first one shorter."""
+    torch.manual_seed(1)
+    batch = {"input_ids": torch.randint(3, VOCAB, (2, 7))}
+    if padded:
+        batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
+    if case == "translator":
+        batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))
+    return batch
+
+
+def real_logits(model, batch):
+    """Those of real tokens: what is computed for padding is of no consequence."""
+    logits, mask = model(**batch).logits, batch.get("attention_mask")
+    same = mask is not None and logits.dim() == 3 and mask.shape[1] == logits.shape[1]
+    return logits[mask.bool()] if same else logits
+
+
+@every_case
+@pytest.mark.parametrize("padded", [True, False])
+def test_hooked_with_nothing_replaced_equals_the_original(case, padded):
+    model, batch = build(case), inputs(case, padded=padded)
+    with torch.no_grad():
+        before = model(**batch).logits
+        with Hook(model) as hook:
+            hook.discover(batch)
+            hooked = model(**batch).logits
+            hook.observe = lambda *_: None
+            observed = model(**batch).logits
+        after = model(**batch).logits
+    assert torch.equal(hooked, before)
+    assert torch.equal(after, before)
+    torch.testing.assert_close(observed, before)
+    causal = {"decoder": [1, 1], "window": [1, 1], "translator": [0, 0, 1, 1]}.get(case, [0, 0])
+    assert [layer.causal for layer in hook.layers] == [bool(c) for c in causal]
+    assert {(layer.num_heads, layer.d_head) for layer in hook.layers} == {(4, 3)}
+
+
+@every_case
+def test_a_head_replaced_by_its_own_attention_changes_nothing(case):
+    """Logits that are the log of one example's weights give these weights back."""
+    model, batch = build(case), inputs(case, padded=False)
+    batch = {key: value[:1] for key, value in batch.items()}
+    kept = {}
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        before = model(**batch).logits
+        hook.read([batch], lambda layer, weights, _: kept.update({layer: weights}))
+        for layer, weights in kept.items():
+            tables = HeadTables((0, 2), weights.shape[-1], "random")
+            tables.table.data = weights[0, [0, 2]].log().clamp(min=-80)
+            hook.tables = {layer: tables}
+            torch.testing.assert_close(model(**batch).logits, before)
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["relative", "random"])
+def test_replaced_heads_equal_a_naive_loop(case, kind, monkeypatch):
+    model, batch, seen = build(case), inputs(case), []
+    plain = HeadTables.forward
+
+    def record(self, values, visible, *, num_queries, causal):
+        output = plain(self, values, visible, num_queries=num_queries, causal=causal)
+        seen.append((self, values, visible, causal, output))
+        return output
+
+    monkeypatch.setattr(HeadTables, "forward", record)
+    with torch.no_grad(), Hook(model) as hook:
+        layers = hook.discover(batch)
+        before = real_logits(model, batch)
+        hook.tables = {place: drawn((0, 2), kind) for place in range(len(layers))}
+        after = real_logits(model, batch)
+    assert not torch.allclose(before, after)
+    assert len(seen) == len(layers)
+    for tables, values, visible, causal, output in seen:
+        torch.testing.assert_close(output, naive_output(tables, values, visible, causal))
+
+
+def pair(case, heads, kind="relative", max_len=16, **more):
+    """A model's logits with heads replaced in its hook, and its conversion."""
+    model, batch = build(case, **more), inputs(case)
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        hook.tables = {place: drawn(heads, kind, max_len) for place in range(len(hook.layers))}
+        hooked = real_logits(model, batch)
+        layers, tables = hook.layers, hook.tables
+    return hooked, build_converted(model, layers, tables), batch
+
+
+SPECS = {
+    ("decoder", (1,)): "dot@1|relative:biased=0@1|dot@2",
+    ("decoder", (0, 1, 2, 3)): "relative:biased=0",
+    ("window", (0, 3)): "relative@1|dot@2|relative@1",
+    ("classifier", (2, 3)): "dot@2|relative:sinks=2:biased=0@2",
+    ("mixed", (0, 1, 2)): (
+        "relative:sinks=2:biased=0@3|dot@1,random,relative:sinks=2:biased=0@3|dot@1"
+    ),
+    ("translator", (1, 2)): "dot@1|relative:sinks=2:biased=0@2|dot@1",
+}
+
+
+@pytest.mark.parametrize(("case", "heads"), SPECS)
+@pytest.mark.parametrize("max_len", [3, 16])
+def test_converted_equals_hooked_and_is_a_synthesizer_of_head_groups(case, heads, max_len):
+    hooked, converted, batch = pair(case, heads, max_len=max_len)
+    with torch.no_grad():
+        torch.testing.assert_close(real_logits(converted, batch), hooked, rtol=1e-4, atol=1e-5)
+    assert type(converted) is MODELS[converted.config.kind]
+    assert converted.config.synthesis == SPECS[case, heads]
+    if case == "translator":
+        assert converted.config.decoder_synthesis == "dot@1|relative:biased=0@2|dot@1"
+    weights = [p for name, p in converted.named_parameters() if name.endswith(("wq", "wk"))]
+    dots = 2 * (4 - len(heads)) * (2 + 2 * (case == "translator"))
+    across = 2 * 2 * 4 * (case == "translator")  # cross-attention keeps its own
+    assert sum(len(weight) for weight in weights) == dots + across
+
+
+@every_case
+@pytest.mark.parametrize("max_len", [7, 16])
+def test_tables_by_position_take_the_bias_into_account(case, max_len):
+    hooked, converted, batch = pair(case, (0, 2), "random", max_len)
+    with torch.no_grad():
+        torch.testing.assert_close(real_logits(converted, batch), hooked, rtol=1e-4, atol=1e-5)
+    assert "random@1|dot@1|random@1|dot@1" in converted.config.synthesis
+    assert converted.config.max_len == min(11, max_len)
+
+
+@every_case
+def test_saved_equals_loaded(case, tmp_path):
+    _, converted, batch = pair(case, (1, 2))
+    converted.save_pretrained(tmp_path)
+    loaded = type(converted).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, converted(**batch).logits)
+
+
+LOADING = """
+import sys, torch, synthesizer.models
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1] + "/model").eval()
+with torch.no_grad():
+    torch.save(model(**torch.load(sys.argv[1] + "/batch")).logits, sys.argv[1] + "/logits")
+"""
+
+
+def test_a_fresh_process_loads_it_after_one_import(tmp_path):
+    _, converted, batch = pair("translator", (1, 2))
+    converted.save_pretrained(tmp_path / "model")
+    torch.save(batch, tmp_path / "batch")
+    command = [sys.executable, "-c", LOADING, str(tmp_path)]
+    subprocess.run(command, check=True, env=environment())
+    with torch.no_grad():
+        assert torch.equal(torch.load(tmp_path / "logits"), converted(**batch).logits)
+
+
+@pytest.mark.parametrize("heads", [(0, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("case", ["decoder", "window"])
+def test_cached_decoding_equals_uncached(case, heads):
+    _, converted, batch = pair(case, heads)
+    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
+    options = {"attention_mask": left, "max_new_tokens": 4, "do_sample": False}
+    options["eos_token_id"] = None
+    cached = converted.generate(batch["input_ids"], **options)
+    plain = converted.generate(batch["input_ids"], use_cache=False, **options)
+    assert torch.equal(cached, plain)
+
+
+def test_averages_are_those_of_what_the_model_shows():
+    model, batch = build("decoder"), inputs("decoder", padded=False)
+    with torch.no_grad(), Hook(model) as hook:
+        hook.discover(batch)
+        (first, _) = measure_averages(hook, [batch], 11)
+        shown = model(**batch, output_attentions=True).attentions[0]
+    means = first.tables("relative").offsets.exp()
+    for distance in range(6):
+        seen = torch.diagonal(shown[..., 1:], -distance - 1, -2, -1)  # keys after the first
+        torch.testing.assert_close(means[:, 10 - distance], seen.mean((0, 2)))
+
+
+def test_what_is_no_dot_product_is_left_as_it_is():
+    model = build("mixed")
+    assert other_layers(model) == {"model.encoder.layers.1": "random"}
+    with pytest.raises(UserError) as error:
+        Hook(build("decoder", synthesis="random+dot,none"))
+    assert str(error.value) == (
+        "no layer of the model is a dot product alone (its synthesis is random+dot,none), so there "
+        "is no head to replace; give a model with dot layers"
+    )
+
+
+def test_a_universal_model_is_audited_and_not_converted():
+    model = build("decoder", universal=True)
+    with Hook(model) as hook:
+        assert len(hook.discover(inputs("decoder"))) == 2
+        with pytest.raises(UserError, match="shares one attention among its layers"):
+            build_converted(model, hook.layers, {0: HeadTables((0,), 8)})
+
+
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_no_bias_is_added_to_heads_that_ask_for_none(path):
+    from synthesizer import SyntheticAttention
+
+    torch.manual_seed(0)
+    x, bias = torch.randn(2, 5, 12), torch.randn(1, 3, 5, 5)
+    spec = "relative:biased=0@1|dot@2"
+    layer = SyntheticAttention(12, 3, 5, spec, path=path).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+        given = layer(x, bias=bias)
+        expected = layer(x, bias=bias * torch.tensor([0.0, 1.0, 1.0])[:, None, None])
+        torch.testing.assert_close(given, expected)
+        other = layer(x, bias=bias * torch.tensor([1.0, 0.0, 1.0])[:, None, None])
+        assert not torch.allclose(given, other)
+        alone = SyntheticAttention(12, 3, 5, "relative:biased=0", path=path).eval()
+        torch.testing.assert_close(alone(x, bias=bias), alone(x))
+    with pytest.raises(UserError, match="biased=0 in a mixture, whose logits are one sum"):
+        SyntheticAttention(12, 3, 5, "relative:biased=0+dot")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of a tiny language model."""
+    folder = tmp_path_factory.mktemp("run")
+    recipe = language_model(folder, "model.num_layers=2", synthesis="dot")
+    fit(recipe, Run(folder / "run"))
+    return folder / "run"
+
+
+def test_a_run_is_audited_on_its_own_data_and_converted(run, tmp_path, capsys):
+    """With nothing replaced its loss is the run's own, and a tuned conversion comes nearer."""
+    out = str(tmp_path / "audit")
+    words = ["audit", str(run), "--out", out, "--length", "12", "--rankings", "1"]
+    assert main(words) == 0, capsys.readouterr().err
+    record = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    result = json.loads((run / "result.json").read_text())
+    assert record["value"] == pytest.approx(result["metrics"]["loss"], rel=1e-5)
+    assert record["data"].endswith("its test split")
+    assert len(record["order"]) == 4
+    assert {row["replaced"] for row in record["speed"]} >= {0, 1, 2, 4}
+    assert "commit" in record
+    for tuning, name in (([], "plain"), (["--tune", "4"], "tuned")):
+        model = str(tmp_path / name)
+        assert main(["convert", out, "--heads", "3", "--out", model, *tuning]) == 0
+        loaded = AutoModelForCausalLM.from_pretrained(model)
+        assert "relative" in loaded.config.synthesis
+        card = (tmp_path / name / "README.md").read_text()
+        assert "names under `synthesis`" in card
+        assert "AutoModelForCausalLM.from_pretrained" in card
+        assert "import synthesizer.models" in card
+    assert "tuning step 4 of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{run}", "--max-len", "8"], "--max-len is for the texts of a file, and a run's own data"),
+        (["{run}", "--metric", "spearman"], "--metric spearman needs pairs and a score, which"),
+        (["{run}/model"], "{run}/model is not a run of synthesizer train, so there are no data"),
+    ],
+)
+def test_a_mistake_is_one_line(run, tmp_path, capsys, words, said):
+    arguments = [word.format(run=run) for word in words]
+    assert main(["audit", *arguments, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"synthesizer: error: {said.format(run=run)}")
+    assert error.count("\n") == 1
