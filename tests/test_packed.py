@@ -134,6 +134,10 @@ def test_the_body_alone_keeps_sequences_apart():
             "cu_seq_lens_q and cu_seq_lens_k differ, as for keys of a cache in pages",
         ),
         (
+            {"cu_seq_lens_q": torch.tensor([0, 4, 13]), "cu_seq_lens_k": {"full_attention": None}},
+            "cu_seq_lens_q and cu_seq_lens_k differ, as for keys of a cache in pages",
+        ),
+        (
             {"cu_seq_lens_q": torch.tensor([0, 4, 13]), "position_ids": packed()[1]},
             "position_ids and cu_seq_lens_q disagree; leave one of them out",
         ),
@@ -160,6 +164,12 @@ def test_a_cache_and_a_universal_model_refuse_packed_rows():
         model.generate(row[:, :6], position_ids=at[:, :6], max_new_tokens=1)
     with pytest.raises(UserError, match="start again within a row: a universal model cannot"):
         build("dot", universal=True)(row, position_ids=at)
+
+
+def test_continuous_batching_is_refused_before_it_starts():
+    """It gave its keys' lengths as a dict, and the error of a comparison with one."""
+    with pytest.raises(UserError, match="continuous batching keeps keys in pages, and a Synthes"):
+        build().generate_batch([[3, 4, 5], [6, 7]])
 
 
 @pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])

@@ -101,7 +101,7 @@ def packed_positions(
             f"{names[0]} says that a row holds several sequences, and not where they begin; give "
             "cu_seq_lens_q, or position_ids that start again at 0"
         )
-    if key_ends is not None and not torch.equal(ends, key_ends):
+    if key_ends is not None and not (isinstance(key_ends, Tensor) and torch.equal(ends, key_ends)):
         raise UserError(
             "cu_seq_lens_q and cu_seq_lens_k differ, as for keys of a cache in pages, which a "
             f"Synthesizer does not have; {ADVICE}"
