@@ -191,7 +191,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
         for rival in summary.opponents:
             parts += [f"## Against {plain(rival.label)}", markdown(*opponent_table(rival))]
             parts += [plain(_rival_note(rival))]
-        varied = varied_table(summary.study, summary.metric)
+        varied = varied_table(summary)
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
@@ -253,7 +253,7 @@ def _against(rival: Opponent) -> str:
 
 
 def _varied(summary: Summary, *, plots: bool) -> str:
-    found = varied_table(summary.study, summary.metric)
+    found = varied_table(summary)
     if found is None:
         return ""
     keys = {change.partition("=")[0] for row in summary.study.rows for change in row.varied}
