@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 
@@ -21,3 +22,25 @@ def _own_data_folders(tmp_path, monkeypatch):
     """No test reads or fills the user's caches."""
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SYNTHESIZER_DATA", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_timed_decoding():
+    """Time one decoding of every trained model, not the best of some twenty."""
+    timing = sys.modules.get("synthesizer.training.decode_speed")
+    if timing is None:  # nothing that was collected trains
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Commands in forks of one process that has imported everything."""
+    from forked import Forks
+
+    forks = Forks()
+    yield forks
+    forks.close()

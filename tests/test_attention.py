@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+from synthesizer.attention.synthesis import SYNTHESES
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens
 
@@ -303,7 +304,7 @@ def test_the_meta_device_gives_shapes(spec):
     assert y.is_meta
 
 
-@every_synthesis
+@pytest.mark.parametrize("spec", [*SYNTHESES, "random+dot"])
 def test_compiled_whole_it_gives_the_same(spec):
     torch.compiler.reset()
     layer, x = attention(spec, causal=True), tokens(B, T, D)

@@ -65,13 +65,6 @@ def test_generation_ends_at_a_stop_string(cls):
     assert torch.equal(stopped, whole[: prompt + 2])
 
 
-def test_packed_sequences_are_refused_in_one_line():
-    model = build(SynthesizerForCausalLM)
-    starts = torch.tensor([0, 4, 8], dtype=torch.int32)
-    with pytest.raises(UserError, match=r"cu_seq_lens_q says that a row holds several packed seq"):
-        model(IDS, cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=4, max_length_k=4)
-
-
 def test_prompts_padded_on_the_right_are_refused_by_name():
     model = build(SynthesizerForCausalLM)
     mask = torch.ones(2, 8, dtype=torch.long)

@@ -16,6 +16,7 @@ from synthesizer.experiment.recipe import dump
 from synthesizer.study.asked import Asked
 from synthesizer.study.cluster import Driver, _room, open_cluster, own_code
 from synthesizer.study.compare import compare
+from test_study import conducted
 from tiny import environment, language_model
 
 needs_ray = pytest.mark.skipif(
@@ -99,10 +100,9 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
     done = subprocess.run(words, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 worker of one thread on 1 Ray node" in done.stdout
-    local = subprocess.run(
-        [*command(folder, "", "local")[:-2], "--jobs", "1"], capture_output=True, text=True
-    )
-    assert local.returncode == 0, local.stderr
+    same = {"seeds": 1, "jobs": 1, "tune": 0, "opponent": "configured"}
+    local = Asked(str(folder / "tiny.toml"), ("dot", "random"), out=folder / "local", **same)
+    conducted(local)
     assert digests(out) == digests(folder / "local")
     assert not (out / ".cluster").exists()
 

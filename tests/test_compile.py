@@ -99,6 +99,19 @@ def test_no_pair_of_every_example_is_in_the_graph(spec, kind):
 def test_inductor_compiles_it_too():
     torch._dynamo.reset()
     layer, x = attention("random+dot", length=70, causal=True).float(), tokens(2, 70, D).float()
+    with torch.no_grad():
+        layer.path = "plain"
+        expected = layer(x)
+        layer.path = "fast"
+        found = torch.compile(layer, fullgraph=True)(x)
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+def test_inductor_compiles_its_gradients_too():
+    torch._dynamo.reset()
+    layer, x = attention("random+dot", length=70, causal=True).float(), tokens(2, 70, D).float()
     expected = results(layer, x, "plain")
     layer.path = "fast"
     found = compiled_results(layer, x, torch.compile(layer, fullgraph=True))

@@ -1,13 +1,10 @@
-"""Runs that are really killed, in processes of their own.
-
-One process imports everything once and forks: each fork is a process that may die, for the price
-of none of the imports.
-"""
+"""Runs that are really killed, in processes of their own."""
 
 import json
+import random
 import signal
-import subprocess
-import sys
+import time
+from functools import partial
 
 import pytest
 
@@ -15,7 +12,7 @@ from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run
 from synthesizer.training.loop import fit
 from test_training import assert_same_outcome
-from tiny import environment, language_model
+from tiny import language_model
 
 CHANGES = (
     "model.dropout=0.2",
@@ -26,81 +23,53 @@ CHANGES = (
     "train.average=3",
 )
 
-NURSERY = """
-import json, os, random, resource, signal, sys, time
-import torch
-from synthesizer.cli import main
-from synthesizer.training.loop import fit
 
-recipe, out = sys.argv[1:]
-moment = random.Random(6)
-
-
-def train(limit=None):
-    child = os.fork()
-    if child:
-        return child
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    os._exit(main(["train", recipe, "--out", out, "--plain"]))
-
-
-def wait(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def step():
+def step(run):
+    """The last step that metrics.jsonl tells of."""
     try:
-        with open(out + "/metrics.jsonl") as file:
-            whole, _, _ = file.read().rpartition("\\n")
+        whole, _, _ = (run.path / "metrics.jsonl").read_text().rpartition("\n")
         return json.loads(whole.splitlines()[-1])["step"]
     except (OSError, IndexError):
         return 0
 
 
-def kill_after(aim):
-    child = train()
-    deadline = time.time() + 60
-    while step() < aim and time.time() < deadline:
+def kill_after(aim, run, process, moment):
+    """Kill a training some moment after a step, and return its exit code."""
+    deadline = time.monotonic() + 60
+    while step(run) < aim and time.monotonic() < deadline:
         time.sleep(moment.uniform(0.001, 0.01))
     time.sleep(moment.uniform(0.0, 0.03))
-    os.kill(child, signal.SIGKILL)
-    return wait(child)
+    process.kill()
+    return process.wait()[0]
 
 
-def checkpoints():
-    folder = out + "/checkpoints/"
-    names = [name for name in os.listdir(folder) if name[0] != "."]  # not what a kill left
-    return {name: open(folder + name, "rb").read() for name in names}
-
-
-aims = sorted(moment.sample(range(5, 50, 5), 5))
-codes = [kill_after(aim) for aim in aims]
-before = checkpoints()
-full = wait(train(limit=12_000))
-untouched = all(checkpoints().get(name) == content for name, content in before.items())
-print(json.dumps([codes, len(before), full, untouched, wait(train())]))
-"""
+def checkpoints(run):
+    paths = [path for path in run.checkpoints.iterdir() if path.name[0] != "."]  # left by a kill
+    return {path.name: path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def story(tmp_path_factory, forks):
     """A run that is killed five times, then meets a full disk, then goes on to its end.
 
     A limit on the size of files stands for the full disk.
     """
-    folder = tmp_path_factory.mktemp("story")
+    folder, moment = tmp_path_factory.mktemp("story"), random.Random(6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SYNTHESIZER_CACHE", str(folder / "cache"))
         recipe, whole = language_model(folder, *CHANGES), Run(folder / "whole")
         fit(recipe, whole)
         (folder / "recipe.toml").write_text(dump(recipe))
         killed = Run(folder / "killed")
-        command = [sys.executable, "-c", NURSERY, str(folder / "recipe.toml"), str(killed.path)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    return whole, killed, json.loads(done.stdout), done.stderr
+        train = partial(forks.start, "train", "recipe.toml", "--out", killed.path, "--plain")
+        aims = sorted(moment.sample(range(5, 50, 5), 5))
+        codes = [kill_after(aim, killed, train(cwd=folder), moment) for aim in aims]
+        before = checkpoints(killed)
+        full, _, errors = train(cwd=folder, largest_file=12_000).wait()
+        after = checkpoints(killed)
+        untouched = all(after.get(name) == content for name, content in before.items())
+        last, _, _ = train(cwd=folder).wait()
+    return whole, killed, (codes, len(before), full, untouched, last), errors
 
 
 def test_a_run_killed_five_times_equals_the_uninterrupted_one(story):

@@ -185,3 +185,11 @@ def test_recipes_are_read_without_torch():
         env={**os.environ, "PYTHONPATH": str(source)},
     )
     assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("mt-")])
+def test_translations_are_ranked_by_the_length_penalty_of_the_papers_code_base(name):
+    """((5 + length) / 6)^0.6; Hugging Face divides by length^0.6."""
+    evaluate = load_recipe(name).evaluate
+    assert evaluate.beam > 1
+    assert (evaluate.length_penalty_form, evaluate.length_penalty) == ("wu", 0.6)

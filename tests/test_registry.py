@@ -51,13 +51,14 @@ class Decay(Synthesis):
 LOAD = """
 import sys
 from synthesizer import SynthesizerForCausalLM, UserError, import_modules
-import_modules(sys.argv[2:])
 try:
-    model = SynthesizerForCausalLM.from_pretrained(sys.argv[1])
-    slopes = [p.numel() for name, p in model.named_parameters() if "slope" in name]
-    print(model.config.synthesis, sum(slopes))
+    SynthesizerForCausalLM.from_pretrained(sys.argv[1])
 except UserError as error:
     print(error)
+import_modules(sys.argv[2:])
+model = SynthesizerForCausalLM.from_pretrained(sys.argv[1])
+slopes = [p.numel() for name, p in model.named_parameters() if "slope" in name]
+print(model.config.synthesis, sum(slopes))
 """
 
 
@@ -80,23 +81,20 @@ def decay(tmp_path, forget):
     return path
 
 
-def command(*arguments, cwd, code=0):
+@pytest.fixture
+def command(forks, tmp_path):
     """What a verb prints, run as users run it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "synthesizer", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(),
-        input="the old cat\n",
-        timeout=300,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+
+    def run(*arguments):
+        code, out, error = forks.run(*arguments, cwd=tmp_path, stdin="the old cat\n")
+        assert code == 0, error
+        return out
+
+    return run
 
 
 def load(folder, *imports):
-    """What another process prints that loads a model folder."""
+    """What another process prints that loads a model folder, before and after the imports."""
     return subprocess.run(
         [sys.executable, "-c", LOAD, str(folder), *map(str, imports)],
         capture_output=True,
@@ -104,42 +102,42 @@ def load(folder, *imports):
         check=True,
         env=environment(),
         timeout=200,
-    ).stdout.strip()
+    ).stdout.splitlines()
 
 
-def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path):
+def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path, command):
     path, out = tmp_path / "decay_function.py", tmp_path / "run"
     path.write_text(SOURCE)
     text = write_text(tmp_path / "text.txt")
     recipe = language_model(tmp_path).model_copy(update={"imports": ("decay_function",)})
     (tmp_path / "mine.toml").write_text(dump(recipe))
     spec = "decay:power=2+dot"
-    command("train", "mine.toml", "--synthesis", spec, "--out", out, "--plain", cwd=tmp_path)
+    command("train", "mine.toml", "--synthesis", spec, "--out", out, "--plain")
     result = json.loads((out / "result.json").read_text())
     assert result["metrics"]
-    assert "bits_per" in command("evaluate", out, "--import", "decay_function", cwd=tmp_path)
-    assert command("generate", out, "--beam", 1, "--import", path.name, cwd=tmp_path)
+    assert "bits_per" in command("evaluate", out, "--import", "decay_function")
+    assert command("generate", out, "--beam", 1, "--import", path.name)
     config = json.loads((out / "model" / "config.json").read_text())
     assert config["synthesis"] == spec
     assert config["imports"] == ["decay_function"]
-    assert load(out / "model", path) == f"{spec} 2"
-    assert load(out / "model") == (
+    assert load(out / "model", path) == [
         "synthesis 'decay' is not registered here; it was defined in decay_function: import that "
-        "first (synthesizer.import_modules, or --import on the command line)"
-    )
-    listed = command("list", "--import", "decay_function.py", cwd=tmp_path)
+        "first (synthesizer.import_modules, or --import on the command line)",
+        f"{spec} 2",
+    ]
+    listed = command("list", "--import", "decay_function.py")
     assert "decay" in listed
     assert "one learned slope per head." in listed
     assert "position only" in listed
-    assert "decay" not in command("list", cwd=tmp_path)
+    assert "decay" not in command("list")
     study = ["compare", "mine.toml", "--synthesis", "dot", "--synthesis", "decay", "--seeds", 1]
-    study += ["--jobs", 1, "--plain", "--out", "study"]
-    assert "decay" in command(*study, cwd=tmp_path)
-    assert "decay" in command("report", "study", "--out", "elsewhere", cwd=tmp_path)
+    study += ["--jobs", 1, "--tune", 0, "--opponent", "configured", "--plain", "--out", "study"]
+    assert "decay" in command(*study)
+    assert "decay" in command("report", "study", "--out", "elsewhere")
     assert "decay" in (tmp_path / "elsewhere" / "table.csv").read_text()
     bench = ["bench", "--variant", "decay", "--import", "decay_function.py", "--length", 8]
     bench += ["--tokens", 16, "--d-model", 8, "--num-heads", 2, "--rounds", 1, "--plain"]
-    assert "decay frozen" in command(*bench, cwd=tmp_path)
+    assert "decay frozen" in command(*bench)
     assert text.exists()
 
 

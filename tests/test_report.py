@@ -366,6 +366,21 @@ def test_runs_without_a_study_are_grouped_by_recipe(tmp_path):
     assert "shift (train.steps=9): the answer" in text
 
 
+def test_runs_that_began_with_their_own_pretrained_twins_are_one_table(tmp_path):
+    """Split by what they began with, no two of them made a pair."""
+    for spec in ("dot", "random"):
+        for seed in (1, 2):
+            before = f"train.start_from=runs/pretrained/{spec}/seed{seed}"
+            make_run(tmp_path / f"{spec}{seed}", spec, seed, 0.9, sets=[before])
+    make_run(tmp_path / "other", "random", 1, 0.9, sets=["train.start_from=runs/elsewhere"])
+    first, second = summarize_all([tmp_path])
+    assert [(line.row.label, len(line.row.runs)) for line in first.lines] == [
+        ("dot", 2),
+        ("random", 2),
+    ]
+    assert [line.row.label for line in second.lines] == ["random"]
+
+
 def test_runs_that_have_only_begun_are_reported(tmp_path):
     make_run(tmp_path / "a", "dot", 1, 0.9, finished=False)
     (tmp_path / "b").mkdir()

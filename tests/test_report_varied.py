@@ -1,7 +1,10 @@
 import json
+from dataclasses import replace
 
+from synthesizer.report.metric_tables import varied_table
 from synthesizer.report.plots import by_value, quality_and_cache
 from synthesizer.report.sections import lead, notes, sections
+from synthesizer.report.summary import scope
 from synthesizer.report.write import summarize_all
 from test_report import make_run
 
@@ -58,3 +61,33 @@ def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_
 def test_rows_that_keep_as_much_of_a_token_are_not_drawn_by_it(tmp_path, monkeypatch):
     monkeypatch.setitem(CACHE, "random", 1024)
     assert quality_and_cache(probe_study(tmp_path)) == ""
+
+
+def test_the_scope_names_all_varied_values(tmp_path):
+    """It named those of the first row."""
+    assert "; difficulty 2, 8; seeds 1, 2, 3. Only self-attention" in probe_study(tmp_path).scope
+    recipe = {"name": "a", "model": {"num_layers": 2, "d_model": 64, "num_heads": 1, "max_len": 9}}
+    recipe["train"] = {"batch_tokens": 10, "steps": 20}
+    assert "of width 64, 1 or 2 or 4 heads, length 9; 20 steps of 10 tokens on a; seed 1." in scope(
+        recipe, [1], {"num_heads": ["1", "2", "4"]}
+    )
+    assert "width 64, 1 head, length 9" in scope(recipe, [1], {})
+
+
+def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_results(
+    tmp_path, monkeypatch
+):
+    summary = probe_study(tmp_path)
+    loss = replace(summary, metric="bits_per_byte", higher_is_better=False)
+    monkeypatch.setattr(
+        "synthesizer.report.metric_tables.scores_of", lambda row, key: {1: 4.7312, 2: 4.7316}
+    )
+    head, lines = varied_table(loss)
+    assert head == ["variant", "difficulty 2", "difficulty 8"]
+    assert lines[0] == ["dot", "4.731 ± 0.000", "4.731 ± 0.000"]
+    inverted = []
+    monkeypatch.setattr("matplotlib.axes.Axes.invert_yaxis", lambda axes: inverted.append(axes))
+    points = {"dot": [("2", 1.0), ("8", 2.0)]}
+    for drawn, expected in ((summary, 0), (loss, 1)):
+        assert "by difficulty" in by_value(drawn, points, "difficulty")
+        assert len(inverted) == expected

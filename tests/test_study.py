@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,13 @@ class Here:
                 yield index, {"event": "done", **self.ask(order)}
             except UserError as error:
                 yield index, {"event": "failed", "error": str(error)}
+
+
+@contextmanager
+def here(folder, **options):
+    """A pool that starts no process, in the place of `open_pool`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    yield Here()
 
 
 @pytest.fixture
@@ -281,19 +289,22 @@ def test_controls_have_the_opponents_settings(asked):
     assert plan.recipe(rows["dot"], 1).model.positions == "sinusoidal"
 
 
-def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked):
+def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked, monkeypatch):
     plan = planned(replace(asked, opponent="auto", quick=True, tune=None))
     dots = [row.label for row in plan.rows if row.candidate]
     assert dots == ["dot", f"dot, {RELATIVE}", f"dot, {ROTARY}"]
     assert plan.opponent["label"] is None
     assert plan.asked.trials == 0
+    monkeypatch.setattr("synthesizer.study.compare.open_pool", here)
     assert list_commands(replace(asked, opponent="auto", tune=None), print)
 
 
 def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_further(
     asked, monkeypatch
 ):
-    asked = replace(asked, seeds=None, until_decided=True, syntheses=("dot", "random", "none"))
+    few = ("train.steps=2", "evaluate.every=2")
+    asked = replace(asked, seeds=None, until_decided=True, overrides=few)
+    asked = replace(asked, syntheses=("dot", "random", "none"))
     said = iter([["worse", "undecided"], ["worse", "better"]])
 
     def judged(dot, rows, **how):
@@ -478,9 +489,10 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.02)
 
 
-def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path):
+def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path, capsys):
     """Killed in its second row by SIGKILL, then by Ctrl-C, then left to finish."""
-    Path(asked.recipe).write_text(dump(language_model(tmp_path, "train.steps=400")))
+    rare = ("train.steps=400", "train.checkpoint_every=20", "evaluate.every=200")
+    Path(asked.recipe).write_text(dump(language_model(tmp_path, *rare)))
     undisturbed = Run(tmp_path / "undisturbed")
     fit(load_recipe(asked.recipe, synthesis="random"), undisturbed)
     dot, random = (Run(asked.out / spec / "seed1") for spec in ("dot", "random"))
@@ -501,10 +513,8 @@ def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path):
     assert process.returncode == 130
     assert "interrupted with 1 of 2 runs finished; run the same command to continue" in said
 
-    process = start(asked)
-    out, _ = process.communicate()
-    assert process.returncode == 0
-    assert "1 of 2 runs finished already" in out
+    conducted(replace(asked, syntheses=("dot", "random")))
+    assert "1 of 2 runs finished already" in capsys.readouterr().out
     assert (dot.path / "result.json").stat().st_mtime_ns == first
     undisturbed_lines = (undisturbed.path / "metrics.jsonl").read_text()
     assert (random.path / "metrics.jsonl").read_text() == undisturbed_lines

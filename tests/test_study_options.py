@@ -18,7 +18,7 @@ from synthesizer.report.write import write_report
 from synthesizer.study.asked import Asked
 from synthesizer.study.compare import list_commands
 from synthesizer.study.plan import draw_up
-from test_study import conducted, planned
+from test_study import conducted, here, planned
 from tiny import language_model
 
 SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")
@@ -97,7 +97,8 @@ def test_a_pretrained_model_of_another_size_is_refused_before_anything_runs(tran
         draw_up(replace(transfer, pretrain=None))
 
 
-def test_the_commands_of_a_transfer_study_pretrain_first(transfer):
+def test_the_commands_of_a_transfer_study_pretrain_first(transfer, monkeypatch):
+    monkeypatch.setattr("synthesizer.study.compare.open_pool", here)
     commands = list_commands(transfer, lambda line: None)
     assert [command.split()[2] for command in commands] == ["pretrain"] * 2 + ["tiny-en-mix"] * 2
     assert "train.start_from=" in commands[2]

@@ -145,7 +145,7 @@ class Model(_Part):
 class Train(_Part):
     """How long and how the model is trained."""
 
-    steps: Positive = 1000
+    steps: Annotated[int, Field(gt=0, le=10**9)] = 1000
     batch_tokens: Positive = 4096  # padded tokens of one batch over all processes
     accumulate: Annotated[int, Field(gt=0, le=2**16)] = 1  # batches per step
     lr: Annotated[float, Field(gt=0)] = 1e-3  # the highest rate, reached at the end of warm-up

@@ -21,6 +21,7 @@ from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, re
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.layers import Context, RelativeBias, Stack, StackOutput
 from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
+from synthesizer.models.packed import Packing, find_packing
 from synthesizer.models.universal import Halting, UniversalStack, build_stack
 from synthesizer.spec import NONE, expand_layers
 
@@ -178,6 +179,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
+        if memory is None:
+            packing = find_packing(position_ids, attention_mask, *x.shape[:2])
+            if packing is not None:
+                return self._decode_packed(x, packing, cache, wanted)
         if cache is None and wanted.cache:
             new = SynthesizerCache if memory is None else encoder_decoder_cache
             cache = new(self.decoder.num_steps)
@@ -197,6 +202,28 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             ]
             context = replace(context, memory_mask=mask, memories=memories)
         return _as_output(self.decoder(x, context), wanted, cache)
+
+    def _decode_packed(
+        self, x: Tensor, packing: Packing, cache: Cache | None, wanted: Wanted
+    ) -> StatesOutput:
+        """Decode sequences that share rows as if each had its own; there is no cache of them."""
+        unfit = {
+            "past_key_values": cache is not None,
+            "output_attentions": wanted.attentions,
+            "a universal model": isinstance(self.decoder, UniversalStack),
+        }
+        for what, is_asked in unfit.items():
+            if is_asked:
+                raise UserError(
+                    f"position_ids start again within a row: {what} cannot hold several sequences "
+                    "in one; give each a row of its own"
+                )
+        wanted = wanted._replace(cache=False)
+        output = self._decode(packing.split(x), packing.mask, None, None, wanted)
+        output.last_hidden_state = packing.join(output.last_hidden_state)
+        if output.hidden_states is not None:
+            output.hidden_states = tuple(map(packing.join, output.hidden_states))
+        return output
 
     def _context(
         self,

@@ -1,7 +1,7 @@
 """What Hugging Face's `generate` needs of a Synthesizer: its length limit and its cache."""
 
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
@@ -58,6 +58,13 @@ class SynthesizerGeneration:
         kwargs.pop("tokenizer", None)
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
         return inputs
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401
+        """Refuse `generate_batch` and its like before anything runs."""
+        raise UserError(
+            "continuous batching keeps keys in pages, and a Synthesizer may have none; call "
+            "generate with a batch of prompts that are padded on the left"
+        )
 
     def _check_padding(self, mask: Tensor | None) -> None:
         """Refuse prompts that end in padding: the next token would stand behind it."""

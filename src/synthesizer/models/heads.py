@@ -3,7 +3,6 @@
 They behave as any other Hugging Face model; importing this file registers the Auto classes.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, TypedDict, Unpack
 
 import torch
@@ -27,6 +26,7 @@ from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedM
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.generation import SynthesizerGeneration
 from synthesizer.models.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
+from synthesizer.models.packed import find_packing, packed_positions, refuse_packed
 from synthesizer.models.universal import ponder_loss
 
 IGNORED = -100
@@ -37,19 +37,6 @@ class Options(TypedDict, total=False):
 
     output_attentions: bool | None
     output_hidden_states: bool | None
-
-
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-
-
-def refuse_packed(options: Mapping[str, object]) -> None:
-    """Refuse several sequences in one row: they would see each other."""
-    for name in PACKED:
-        if options.get(name) is not None:
-            raise UserError(
-                f"{name} says that a row holds several packed sequences, which a Synthesizer does "
-                "not keep apart; give each a row of its own (packing=False, padding_free=False)"
-            )
 
 
 class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
@@ -87,9 +74,12 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
     ) -> CausalLMOutput:
         """Labels are the inputs themselves: the model shifts them; -100 is not scored.
 
-        shift_labels, already shifted, take their place where they are given.
+        shift_labels, already shifted, take their place where they are given. Rows may hold several
+        sequences: position_ids that start again at 0, or cu_seq_lens_q, say where they begin.
         """
-        refuse_packed(options)
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if tokens is not None:
+            position_ids = packed_positions(options, position_ids, *tokens.shape[:2])
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -104,6 +94,10 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
         if labels is not None and shift_labels is None:
             # the labels move, not the logits: cutting off their last row would copy them all
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            packing = find_packing(position_ids, attention_mask, *labels.shape)
+            if packing is not None:  # no sequence predicts the first token of the next
+                next_starts = F.pad(packing.starts[:, 1:], (0, 1))
+                shift_labels = shift_labels.masked_fill(next_starts, IGNORED)
         if shift_labels is not None:
             loss = model_loss(self, logits, shift_labels, num_items_in_batch, output.ponder_cost)
         return CausalLMOutput(
@@ -209,6 +203,7 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],
     ) -> ClassifierOutput:
+        refuse_packed(options)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -99,8 +99,9 @@ def metric_tables(summary: Summary) -> MetricTables | None:
     return MetricTables((head, means), (head, differences))
 
 
-def varied_table(study: Study, metric: str) -> Table | None:
+def varied_table(summary: Summary) -> Table | None:
     """A row for each variant, a column for each value of what --vary changed."""
+    study = summary.study
     values = list(dict.fromkeys(row.varied for row in study.rows if row.varied))
     if not values:
         return None
@@ -108,7 +109,8 @@ def varied_table(study: Study, metric: str) -> Table | None:
     cells: dict[str, list[str]] = {}
     for row in filter(lambda row: row.varied, study.rows):
         line = cells.setdefault(row.name, [span([])] * len(values))
-        line[values.index(row.varied)] = _mean_sd(row, (metric,))
+        scores = list(scores_of(row, summary.metric).values())
+        line[values.index(row.varied)] = span(scores, summary.digits)
     return ["variant", *names], [[name, *line] for name, line in cells.items()]
 
 

@@ -94,17 +94,19 @@ def _signed(value: float, _: int | None) -> str:
 
 
 def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]], key: str) -> str:
-    """The metric of each variant at every value of a varied key, the values evenly spaced."""
+    """The metric of each variant at every value of a varied key, evenly spaced; better is up."""
     values = list(dict.fromkeys(value for line in points.values() for value, _ in line))
     if len(values) < 2:
         return ""
     with drawing(3.2) as (figure, axes):
+        if not summary.higher_is_better:
+            axes.invert_yaxis()
         for number, (name, line) in enumerate(points.items()):
             at = [values.index(value) for value, _ in line]
             axes.plot(at, [mean for _, mean in line], label=literal(name), **look_of(number))
         axes.set_xticks(range(len(values)), list(map(literal, values)))
         axes.set_xlabel(literal(key))
-        axes.set_ylabel(literal(summary.metric_name))
+        axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.legend(fontsize=8)
         return to_svg(figure, f"{summary.metric_name} by {key}, one line per variant")
 

@@ -196,7 +196,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
         for rival in summary.opponents:
             parts += [f"## Against {plain(rival.label)}", markdown(*opponent_table(rival))]
             parts += [plain(_rival_note(rival))]
-        varied = varied_table(summary.study, summary.metric)
+        varied = varied_table(summary)
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
@@ -258,7 +258,7 @@ def _against(rival: Opponent) -> str:
 
 
 def _varied(summary: Summary) -> str:
-    found = varied_table(summary.study, summary.metric)
+    found = varied_table(summary)
     return "" if found is None else table(*found)
 
 

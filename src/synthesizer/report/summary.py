@@ -1,7 +1,7 @@
 """The numbers of a study: each row's means over seeds, its verdict, and the answer (no torch)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,7 +150,12 @@ class Summary:
 
     @property
     def scope(self) -> str:
-        return scope(self.study.recipe, sorted({run.seed for run in self.finished}))
+        varied: dict[str, list[str]] = {}
+        for row in () if self.study.facts.get("ladder") else self.study.rows:
+            for key, _, value in (change.partition("=") for change in row.varied):
+                values = varied.setdefault(key.rpartition(".")[2], [])
+                values += [value] if value not in values else []
+        return scope(self.study.recipe, sorted({run.seed for run in self.finished}), varied)
 
 
 COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
@@ -279,8 +284,8 @@ def span(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean} \N{PLUS-MINUS SIGN} {float(np.std(values, ddof=1)):.{digits}f}"
 
 
-def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
-    """What the answer holds for, and what it leaves open."""
+def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]) -> str:
+    """What the answer holds for, and what it leaves open; varied keys have several values."""
     model, train = recipe.get("model", {}), recipe.get("train", {})
     if not (model and train):
         return "Scope: unknown; no run has a readable recipe."
@@ -291,11 +296,14 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int]) -> str:
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
     listed = ", ".join(map(str, seeds))
+    heads = " or ".join(varied.get("num_heads", [str(model["num_heads"])]))
+    others = [f"{key} {', '.join(vs)}" for key, vs in varied.items() if key != "num_heads"]
     seed_words = f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed yet"
     return (
         f"Scope: {_layers(layers)} of width {model['d_model']}, "
-        f"{model['num_heads']} heads, length {model['max_len']}; {train['steps']:,} steps of "
-        f"{tokens:,} tokens on {origin or recipe['name']}; {seed_words}. "
+        f"{heads} {'head' if heads == '1' else 'heads'}, length {model['max_len']}; "
+        f"{train['steps']:,} steps of {tokens:,} tokens on {origin or recipe['name']}; "
+        f"{'; '.join([*others, seed_words])}. "
         "Only self-attention differs between variants: cross-attention, where a model has any, "
         "is dot product in all of them. Another scale or data set may answer otherwise."
     )

@@ -68,9 +68,13 @@ def serve() -> None:
 
 
 def _take_orders(orders: "Queue[Message | None]", busy: threading.Event) -> None:
+    ordered = False
     for line in sys.stdin:
+        ordered = True
         busy.set()
         orders.put(json.loads(line))
+    if not ordered:
+        os._exit(0)  # nothing is under way, and imports may take seconds
     if busy.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
     orders.put(None)
