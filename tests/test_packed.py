@@ -6,6 +6,7 @@ from transformers import DataCollatorWithFlattening
 
 from synthesizer.errors import UserError
 from synthesizer.models import MODELS, SynthesizerConfig, SynthesizerForCausalLM, SynthesizerModel
+from synthesizer.models.packed import find_packing
 
 LENGTHS = [3, 5, 1, 4]
 SPECS = ["dot", "random", "dense", "random+dot", "factorized_random", "none", "lightconv:kernel=3"]
@@ -111,6 +112,21 @@ def test_padding_at_position_0_is_not_a_sequence():
     assert output.past_key_values.get_seq_length() == 6
     alone = model(tokens[:, 2:]).logits
     torch.testing.assert_close(output.logits[:, 2:], alone, **CLOSE)
+
+
+def test_tokens_behind_a_cache_are_not_packed():
+    """Their mask is longer than their positions are many."""
+    model, tokens = build(), packed()[0][:, :6]
+    mask, at = torch.ones(1, 6, dtype=torch.long), torch.arange(6)[None]
+    mask[0, 0] = 0
+    expected = model(tokens, attention_mask=mask).logits
+    cache = model(tokens[:, :3], attention_mask=mask[:, :3], use_cache=True).past_key_values
+    given = {"attention_mask": mask, "past_key_values": cache}
+    found = model(tokens[:, 3:], position_ids=at[:, 3:] - 1, **given).logits
+    torch.testing.assert_close(found, expected[:, 3:], **CLOSE)
+    with pytest.raises(UserError, match="start again within a row: past_key_values cannot hold"):
+        model(tokens[:, 3:], position_ids=torch.tensor([[0, 1, 0]]), past_key_values=cache)
+    assert find_packing(torch.tensor([[0, 1, 0]]), torch.ones(1, 6), 1, 3) is None
 
 
 def test_the_body_alone_keeps_sequences_apart():

@@ -68,7 +68,7 @@ def test_the_scope_names_all_varied_values(tmp_path):
     assert "; difficulty 2, 8; seeds 1, 2, 3. Only self-attention" in probe_study(tmp_path).scope
     recipe = {"name": "a", "model": {"num_layers": 2, "d_model": 64, "num_heads": 1, "max_len": 9}}
     recipe["train"] = {"batch_tokens": 10, "steps": 20}
-    assert "of width 64, 1 or 2 or 4 heads, length 9; 20 steps of 10 tokens on a; seed 1." in scope(
+    assert "of width 64, 1, 2 or 4 heads, length 9; 20 steps of 10 tokens on a; seed 1." in scope(
         recipe, [1], {"num_heads": ["1", "2", "4"]}
     )
     assert "width 64, 1 head, length 9" in scope(recipe, [1], {})

@@ -47,6 +47,8 @@ def find_packing(
     """How rows are packed; None where each is one sequence, or positions are not 0, 1, 2, ..."""
     if position_ids is None or length < 2 or position_ids.shape[-1] != length:
         return None
+    if attention_mask is not None and attention_mask.shape != (batch, length):
+        return None  # it counts cached tokens, too, or will be refused
     positions = position_ids.expand(batch, length)
     starts = positions == 0
     if torch.compiler.is_compiling() or position_ids.is_meta:

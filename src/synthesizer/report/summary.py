@@ -296,7 +296,8 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Seq
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
     listed = ", ".join(map(str, seeds))
-    heads = " or ".join(varied.get("num_heads", [str(model["num_heads"])]))
+    *fewer, most = varied.get("num_heads", [str(model["num_heads"])])
+    heads = f"{', '.join(fewer)} or {most}" if fewer else most
     others = [f"{key} {', '.join(vs)}" for key, vs in varied.items() if key != "num_heads"]
     seed_words = f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}" if seeds else "no seed yet"
     return (
