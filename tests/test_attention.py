@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
-from synthesizer.attention.synthesis import SYNTHESES
+from synthesizer.attention.registry import SYNTHESES
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from synthesizer.attention.layer import SyntheticAttention, split_heads
+from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.masks import visible_keys, without_hidden
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.relative import Relative, stretched
@@ -81,7 +81,9 @@ def open_attention(attention: SyntheticAttention, x: Tensor, inputs: Mapping[str
     if visible is None:
         visible = x.new_ones(1, 1, 1, size, dtype=torch.bool)
     return Opened(
-        weights, split_heads(values, attention.size.num_heads), visible.expand(-1, -1, size, -1)
+        weights,
+        values.unflatten(-1, (attention.size.num_heads, -1)).transpose(1, 2),
+        visible.expand(-1, -1, size, -1),
     )
 
 

@@ -103,8 +103,8 @@ class ShortAttention(torch.autograd.Function):
                 d_keys = _added(d_keys, torch.bmm(ds.mT, queries[:, rows]))
             if grads.tiled is not None and grads.repeated is not None:
                 to_left, to_right = ds * right[:, rows, seen], ds * left[:, rows, seen]
-                grads.tiled[:, :, rows] = (to_left @ by_left[seen]).unflatten(0, both)
-                grads.repeated[:, :, rows] = (to_right @ by_right[seen]).unflatten(0, both)
+                grads.tiled[:, :, rows] = _summed(to_left, by_left[seen]).unflatten(0, both)
+                grads.repeated[:, :, rows] = _summed(to_right, by_right[seen]).unflatten(0, both)
             if total is not None:
                 _add_examples(total, rows, ds.unflatten(0, both), ctx.table_rows)
         grads.values = None if d_values is None else d_values.unflatten(0, both)
@@ -147,6 +147,11 @@ def _columns(tiled: Tensor, repeated: Tensor, num_keys: int) -> tuple[Tensor, Te
     a, b = tiled.shape[-1], repeated.shape[-1]
     left = torch.eye(a, dtype=tiled.dtype).repeat(b, 1)[:num_keys]
     return left, torch.eye(b, dtype=tiled.dtype).repeat_interleave(a, 0)[:num_keys]
+
+
+def _summed(ds: Tensor, columns: Tensor) -> Tensor:
+    """The sums over keys that read one number, (H B, rows, a or b), the long axis last: faster."""
+    return (columns.mT @ ds.flatten(0, 1).mT).mT.unflatten(0, ds.shape[:2])
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
