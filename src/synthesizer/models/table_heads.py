@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from synthesizer.attention.fast import linear
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.masks import visible_keys, without_hidden
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.relative import Relative, stretched
-from synthesizer.attention.rows import linear
 from synthesizer.attention.synthesis import DotProduct, Random
 from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
