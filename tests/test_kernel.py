@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer.attention import fast
+from synthesizer.attention import fast, masks
 from synthesizer.attention.fast import kernel
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.errors import UserError
@@ -308,4 +308,16 @@ def test_without_torch_s_threads_the_kernel_takes_one(built, monkeypatch):
     expected = results(layer, x, "plain")
     torch.set_num_threads(2)
     assert_close(results(layer, x, "fast"), expected)
+    assert built == ["attend", "attend_back"]
+
+
+@needs_compiler
+def test_the_kernel_takes_an_empty_batch(built):
+    terms = fast.terms.Terms(torch.empty(H, 0, 7, 4), table=torch.ones(H, 7, 7))
+    seen = masks.visibility_of(None, 7, 7, True, None, masks.SLOT, torch.device("cpu"))
+    output, kept = fast.operator.attend_terms(terms, seen, 7)
+    wanted = [tensor is not None for tensor in vars(terms).values()]
+    grads = fast.operator.attend_back(terms, seen, output, kept, output, wanted)
+    assert output.shape == (0, 7, H, 4)
+    assert not grads.table.any()
     assert built == ["attend", "attend_back"]
