@@ -20,7 +20,7 @@ run: $(VENV)/ready
 	$(BIN)/synthesizer compare --quick --jobs $(JOBS)
 
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 slow: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
