@@ -46,6 +46,7 @@ def words_against(summary: Summary, specs: Sequence[str], other: str) -> dict[st
         metric=summary.metric,
         higher_is_better=summary.higher_is_better,
         margin=summary.study.margin,
+        looks=summary.looks,
     )
     by_label = {comparison.label: comparison.word for comparison in found}
     return {spec: by_label[row.label] for spec, row in rows.items() if row.label in by_label}
@@ -155,7 +156,7 @@ def needs_heads(summary: Summary) -> Finding:
 TABLE_2 = "random", "factorized_random", "dense", "factorized_dense", "random+dense"
 MIXED = "dense+dot", "random+dot"
 FIVE = "dot", "random", "dense", *MIXED
-TRANSLATION = ("translation", "grammar-ende")
+TRANSLATION = ("translation", "grammar-ende", "grammar-ende-sinusoidal")
 MODELING = ("language-modeling", "python-docs", "python-docs-sinusoidal")
 
 CLAIMS = (

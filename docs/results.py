@@ -50,10 +50,14 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
     "ladder-translation": ("Ladder: translation", ()),
     "ladder-language-modeling": ("Ladder: language modelling", ()),
     "grammar-ende": ("Built in: translation by a grammar", ()),
+    "grammar-ende-sinusoidal": (
+        "Built in: the same, all systems, before the opponent was searched (an older draw)", ()
+    ),
     "python-docs": ("Built in: bytes of Python's documentation", ()),
     "python-docs-sinusoidal": (
         "Built in: the same, all systems, before the opponent was searched (an older split)", ()
     ),
+    "universal": ("Built in: a Universal Transformer beside dot with layers of its own", ()),
     "listops-short": ("Built in: ListOps, short", ()),
     "recall": ("Built in: recall", ()),
     "shift": ("Built in: shift", ()),
