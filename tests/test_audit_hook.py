@@ -77,10 +77,9 @@ def naive_output(tables, values, visible, causal):
     return out
 
 
-@every_model
-@pytest.mark.parametrize("kind", ["relative", "random"])
-def test_replaced_heads_equal_a_naive_loop(name, kind, monkeypatch):
-    model, batch, seen = build(name), inputs(name), []
+def recorded(monkeypatch):
+    """Every call of replaced heads from now on: the heads, what they were given, what they gave."""
+    seen = []
     plain = HeadTables.forward
 
     def record(self, values, visible, *, num_queries, causal):
@@ -89,6 +88,13 @@ def test_replaced_heads_equal_a_naive_loop(name, kind, monkeypatch):
         return output
 
     monkeypatch.setattr(HeadTables, "forward", record)
+    return seen
+
+
+@every_model
+@pytest.mark.parametrize("kind", ["relative", "random"])
+def test_replaced_heads_equal_a_naive_loop(name, kind, monkeypatch):
+    model, batch, seen = build(name), inputs(name), recorded(monkeypatch)
     with torch.no_grad(), Hook(model) as hook:
         layers = hook.discover(batch)
         before = model(**batch).logits

@@ -18,7 +18,7 @@ from synthesizer.models import MODELS, SynthesizerConfig
 from synthesizer.models.table_heads import other_layers
 from synthesizer.models.tables import HeadTables
 from synthesizer.training.loop import fit
-from test_audit_hook import drawn, naive_output
+from test_audit_hook import drawn, naive_output, recorded
 from tiny import environment, language_model
 
 VOCAB = 23
@@ -104,15 +104,7 @@ def test_a_head_replaced_by_its_own_attention_changes_nothing(case):
 @every_case
 @pytest.mark.parametrize("kind", ["relative", "random"])
 def test_replaced_heads_equal_a_naive_loop(case, kind, monkeypatch):
-    model, batch, seen = build(case), inputs(case), []
-    plain = HeadTables.forward
-
-    def record(self, values, visible, *, num_queries, causal):
-        output = plain(self, values, visible, num_queries=num_queries, causal=causal)
-        seen.append((self, values, visible, causal, output))
-        return output
-
-    monkeypatch.setattr(HeadTables, "forward", record)
+    model, batch, seen = build(case), inputs(case), recorded(monkeypatch)
     with torch.no_grad(), Hook(model) as hook:
         layers = hook.discover(batch)
         before = real_logits(model, batch)

@@ -43,7 +43,7 @@ def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
     assert second.startswith("on distance-copying with difficulty 8 the one row without dot")
     told = "\n".join(notes(summary))
     assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
-    assert "each value has its own dot as configured" in told
+    assert "each varied value has its own dot product" in told
 
 
 def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_path):

@@ -31,7 +31,10 @@ def opponent_sentences(summary: Summary) -> Iterator[str]:
         )
         return
     if row.varied:
-        yield f"The opponent: each value has its own dot as configured ({positions})."
+        yield (
+            f"The opponent: each varied value has its own dot product, at the first {row.name} "
+            f"({positions})."
+        )
         return
     how = chosen.get("how") or "the best on validation"
     yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
