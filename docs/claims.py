@@ -13,9 +13,11 @@ from synthesizer.study.verdict import judge
 
 HOLDS, FAILS = "holds here", "does not hold here"
 OPEN, NOT_RUN = "undecided at this scale", "not run"
+DOT = "dot"
 FASTER = 1.6  # "60% faster"
 
 Finding = tuple[str, str]  # a word of the four above, and the evidence
+Check = Callable[[Summary, str], Finding]  # of a study, with dot being the row of this label
 
 
 @dataclass(frozen=True)
@@ -25,19 +27,22 @@ class Claim:
     text: str
     source: str
     studies: tuple[str, ...]  # directories of results/
-    check: Callable[[Summary], Finding]
+    check: Check
 
 
-def row_of(summary: Summary, spec: str) -> Row | None:
-    """The finished row of a spec; of dot the one with the recipe's positions, as the paper's."""
+def row_of(summary: Summary, spec: str, dot: str = DOT) -> Row | None:
+    """The finished row of a spec; of dot the one with this label."""
+    label = dot if spec == DOT else spec
     rows = [row for row in summary.study.rows if row.spec == spec and row.finished]
-    return next((row for row in rows if row.label == spec), rows[0] if rows else None)
+    return next((row for row in rows if row.label == label), rows[0] if rows else None)
 
 
-def words_against(summary: Summary, specs: Sequence[str], other: str) -> dict[str, str]:
+def words_against(
+    summary: Summary, specs: Sequence[str], other: str, dot: str = DOT
+) -> dict[str, str]:
     """Each spec's word against another; those that were not run are missing."""
-    base = row_of(summary, other)
-    rows = {spec: row for spec in specs if (row := row_of(summary, spec)) is not None}
+    base = row_of(summary, other, dot)
+    rows = {spec: row for spec in specs if (row := row_of(summary, spec, dot)) is not None}
     if base is None or not rows:
         return {}
     found = judge(
@@ -62,50 +67,54 @@ def decide(words: dict[str, str], yes: Sequence[str], no: Sequence[str], wanted:
     return HOLDS if confirmed else OPEN
 
 
-def told(words: dict[str, str], other: str) -> str:
-    """'random better, dense worse (against dot)'."""
-    return f"{', '.join(f'{spec} {word}' for spec, word in words.items())} (against {other})"
+def told(words: dict[str, str], other: str, asked: Sequence[str] = ()) -> str:
+    """'random better, dense worse (against dot); not run: dense+dot'."""
+    missing = [spec for spec in asked if spec not in words]
+    said = f"{', '.join(f'{spec} {word}' for spec, word in words.items())} (against {other})"
+    return said + (f"; not run: {', '.join(missing)}" if missing else "")
 
 
-def against(
-    specs: Sequence[str], other: str, yes: Sequence[str], no: Sequence[str]
-) -> Callable[[Summary], Finding]:
+def against(specs: Sequence[str], other: str, yes: Sequence[str], no: Sequence[str]) -> Check:
     """A claim about the words of some rows against another."""
 
-    def check(summary: Summary) -> Finding:
-        words = words_against(summary, specs, other)
-        return decide(words, yes, no, len(specs)), told(words, other)
+    def check(summary: Summary, dot: str = DOT) -> Finding:
+        words = words_against(summary, specs, other, dot)
+        named = {spec: dot if spec == DOT else spec for spec in (*specs, other)}
+        said = told(
+            {named[spec]: word for spec, word in words.items()},
+            named[other],
+            [named[spec] for spec in specs],
+        )
+        return decide(words, yes, no, len(specs)), said
 
     return check
 
 
-def near(*specs: str) -> Callable[[Summary], Finding]:
+def near(*specs: str) -> Check:
     """No worse than dot, all of them."""
-    return against(specs, "dot", (BETTER, NO_WORSE), (WORSE,))
+    return against(specs, DOT, (BETTER, NO_WORSE), (WORSE,))
 
 
-def behind(*specs: str) -> Callable[[Summary], Finding]:
+def behind(*specs: str) -> Check:
     """Worse than dot, all of them."""
-    return against(specs, "dot", (WORSE,), (BETTER, NO_WORSE))
+    return against(specs, DOT, (WORSE,), (BETTER, NO_WORSE))
 
 
-def ahead(specs: Sequence[str], other: str) -> Callable[[Summary], Finding]:
+def ahead(specs: Sequence[str], other: str) -> Check:
     """Better than another row, all of them."""
     return against(specs, other, (BETTER,), (WORSE,))
 
 
-def best(spec: str, *others: str) -> Callable[[Summary], Finding]:
+def best(spec: str, *others: str) -> Check:
     """All other rows are worse than this one."""
     return against(others, spec, (WORSE,), (BETTER,))
 
 
-def all_of(
-    *checks: Callable[[Summary], Finding], noted: Callable[[Summary], str] | None = None
-) -> Callable[[Summary], Finding]:
+def all_of(*checks: Check, noted: Callable[[Summary], str] | None = None) -> Check:
     """Several parts of one claim: it fails with any, and holds with all; a note decides nothing."""
 
-    def check(summary: Summary) -> Finding:
-        found = [part(summary) for part in checks]
+    def check(summary: Summary, dot: str = DOT) -> Finding:
+        found = [part(summary, dot) for part in checks]
         words = [word for word, _ in found if word != NOT_RUN]
         said = "; ".join(evidence for word, evidence in found if word != NOT_RUN)
         said += noted(summary) if noted else ""
@@ -134,7 +143,7 @@ def means_by_metric(summary: Summary) -> str:
     return said if count else ""
 
 
-def needs_heads(summary: Summary) -> Finding:
+def needs_heads(summary: Summary, _dot: str = DOT) -> Finding:
     """One head is worse than the most, in every row without dot product."""
     words: dict[str, str] = {}
     wanted = 0
@@ -155,7 +164,7 @@ def needs_heads(summary: Summary) -> Finding:
 
 TABLE_2 = "random", "factorized_random", "dense", "factorized_dense", "random+dense"
 MIXED = "dense+dot", "random+dot"
-FIVE = "dot", "random", "dense", *MIXED
+FIVE = DOT, "random", "dense", *MIXED
 TRANSLATION = ("translation", "grammar-ende", "grammar-ende-sinusoidal")
 MODELING = ("language-modeling", "python-docs", "python-docs-sinusoidal")
 
@@ -190,19 +199,32 @@ CLAIMS = (
 )  # fmt: skip
 
 
+HEAD = ["claim", "paper", "record", "with the paper's dot", "with the best dot", "evidence"]
+
+
 def judge_claims(summaries: dict[str, Summary], bench: Path) -> list[list[str]]:
-    """Claim, source, record, word and evidence of every claim; one line per record it has."""
+    """The cells of HEAD for every claim; one line per record that speaks of it."""
     lines = []
     for claim in CLAIMS:
         found = [
-            [claim.text, claim.source, name, *claim.check(summaries[name])]
+            [claim.text, claim.source, name, *_findings(claim.check, summaries[name])]
             for name in claim.studies
             if name in summaries
         ]
         run = [line for line in found if line[3] != NOT_RUN]
-        lines += run or [[claim.text, claim.source, ", ".join(claim.studies), NOT_RUN, ""]]
+        lines += run or [[claim.text, claim.source, ", ".join(claim.studies), NOT_RUN, "", ""]]
+    word, said = _faster(bench)
     text = "Random is 60% faster than dynamic convolution."
-    return [*lines, [text, "abstract", "bench", *_faster(bench)]]
+    return [*lines, [text, "abstract", "bench", word, "", said]]
+
+
+def _findings(check: Check, summary: Summary) -> list[str]:
+    """Both words and their evidence; one where the best dot is the paper's or plays no part."""
+    word, said = check(summary, DOT)
+    best_word, best_said = check(summary, opponent_label(summary))
+    if best_said == said:
+        return [word, "", said]
+    return [word, best_word, f"{said}. {best_said}"]
 
 
 def _faster(bench: Path) -> Finding:
@@ -228,4 +250,4 @@ def opponent_label(summary: Summary) -> str:
     """The dot product that a study's verdicts are against."""
     study = summary.study
     row = opponent_of(study, study.rows[0].varied) if study.rows else None
-    return row.label if row else "dot"
+    return row.label if row else DOT

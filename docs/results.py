@@ -21,7 +21,7 @@ from synthesizer.report.summary import MISSING, Summary, span, summarize
 from synthesizer.report.tables import cells, markdown, plain
 
 sys.path.insert(0, str(Path(__file__).parent))
-from claims import FIVE, MIXED, TABLE_2, judge_claims, opponent_label
+from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims, opponent_label
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -102,10 +102,10 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         "is read off it ([docs/verdict.md](verdict.md)). Numbers of the paper stand apart, at "
         "their own scale: compare the order of rows, not values.",
         "## The paper's claims",
-        markdown(["claim", "paper", "record", "verdict", "evidence"],
-                 judge_claims(found, results / "bench")),
-        "Evidence is against dot as the paper has it (the recipe's positions); the tables below "
-        "name a stronger dot product where one was searched. A claim fails with one row that "
+        markdown(HEAD, judge_claims(found, results / "bench")),
+        "The paper's dot has the recipe's positions (sinusoids but for the T5-like recipes); the "
+        "best dot is the one that a search on validation chose, and its column is empty where that "
+        "is the same or where a claim is not about dot. A claim fails with one row that "
         "contradicts it, and holds if every row confirms it.",
         "## How much dot product do mixtures keep?",
         *mixtures(found),

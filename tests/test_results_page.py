@@ -61,7 +61,7 @@ def test_a_study_appears_once_its_records_are_committed(tmp_path):
     assert "Not run: dense+dot." in page
     assert "## Language modelling: WikiText-2\n\nNot run: dot, fixed_random" in page
     line = next(line for line in tables(page) if "worst in dialogue" in line)
-    assert "| dialogue | undecided at this scale |" in line
+    assert "| dialogue | undecided at this scale | |" in line.replace("|  |", "| |")
     assert "| Table 3 | summarization | not run |" in page
 
 
@@ -81,6 +81,22 @@ def test_recall_contradicts_and_confirms_claims(found):
     word, said = claims.all_of(claims.behind("random"), claims.ahead(["dot"], "dense"))(recall)
     assert word == claims.HOLDS
     assert said == "random worse (against dot); dot better (against dense)"
+
+
+def test_claims_are_judged_by_the_papers_dot_and_by_the_best_one(found):
+    """Random beats sinusoidal dot on python-docs, and not the dot product that a search chose."""
+    study = found["python-docs"]
+    best = claims.opponent_label(study)
+    assert best == "dot, sinusoidal+relative"
+    weak, strong = (claims.behind("random")(study, dot) for dot in (claims.DOT, best))
+    assert weak == (claims.FAILS, "random better (against dot)")
+    assert strong == (claims.HOLDS, f"random worse (against {best})")
+    lines = claims.judge_claims({"python-docs": study}, ROOT / "results" / "bench")
+    pure = next(line for line in lines if line[0].startswith("Pure Synthesizers are behind"))
+    assert pure[3:5] == [claims.FAILS, claims.OPEN]
+    assert pure[5].endswith("; not run: factorized_dense, random+dense")
+    heads = next(line for line in lines if "several heads" in line[0])
+    assert heads[3:] == [claims.NOT_RUN, "", ""]
 
 
 def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not():
