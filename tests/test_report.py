@@ -18,7 +18,7 @@ from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
 from synthesizer.report import metric_tables
 from synthesizer.report.page import Section, page
-from synthesizer.report.plots import pareto
+from synthesizer.report.plots import lower_edge, pareto
 from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
 from synthesizer.report.tables import _bytes, cells
@@ -448,6 +448,14 @@ def test_published_numbers_stand_apart(tmp_path):
     html = write_report([tmp_path]).read_text()
     assert html.index("<h2>Results") < html.index("Published results") < html.index("36.99")
     assert "Numbers of others, at their scale" in html
+
+
+def test_a_score_far_below_the_others_leaves_them_room():
+    assert lower_edge([2.0, 1.9, 1.8, 1.0]) == pytest.approx(1.74)  # three tenths below 1.8
+    assert lower_edge([2.0, 1.9, 1.8, 1.5, -9.0]) == pytest.approx(1.35), "1.5 has room"
+    assert lower_edge([2.0, 1.9, 1.8, 1.5]) == 1.5
+    assert lower_edge([2.0, 1.9, -9.0]) == -9.0, "too few to tell"
+    assert lower_edge([2.0, 2.0, 2.0, 1.0]) == 1.0, "the others are one point"
 
 
 def test_the_front_holds_what_nothing_beats():

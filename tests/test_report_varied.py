@@ -72,6 +72,8 @@ def test_the_scope_names_all_varied_values(tmp_path):
         recipe, [1], {"num_heads": ["1", "2", "4"]}
     )
     assert "width 64, 1 head, length 9" in scope(recipe, [1], {})
+    many = [1, 2, 3, 4, 5, 8, 1001, 1002]
+    assert "; seeds 1 to 5, 8, 1001, 1002." in scope(recipe, many, {})
 
 
 def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_results(

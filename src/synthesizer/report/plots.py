@@ -27,6 +27,7 @@ from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.tune import learning_rate_of
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
+FAR = 3  # times as far from the best as all other rows: would leave them no room
 
 _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
 
@@ -162,19 +163,25 @@ def _front(
         if less:
             axes.invert_xaxis()
         front = pareto([(along * cost, sign * mean) for _, _, cost, mean in points])
-        path = sorted(((points[place][2], points[place][3]) for place in front), reverse=less)
+        edge = sign * lower_edge([sign * mean for *_, mean in points])
+        heights = [sign * max(sign * mean, sign * edge) for *_, mean in points]
+        path = sorted(((points[place][2], heights[place]) for place in front), reverse=less)
         axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
-        for order, (place, _, cost, mean) in enumerate(points):
+        for order, ((place, _, cost, mean), height) in enumerate(zip(points, heights, strict=True)):
             look = look_of(place)
             inside = look["color"] if order in front else "none"
             axes.plot(
                 cost,
-                mean,
+                height,
                 look["marker"],
                 color=look["color"],
                 markerfacecolor=inside,
                 markersize=7,
             )
+            if height != mean:
+                far = f"{mean:.{summary.digits}f} \N{DOWNWARDS ARROW}"
+                axes.annotate(far, (cost, height), (0, 8), textcoords="offset points",
+                              ha="center", fontsize=8, color=look["color"])  # fmt: skip
         axes.set_xlabel(label)
         axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.margins(0.08)
@@ -186,6 +193,16 @@ def _front(
             ],
         )
         return to_svg(figure, title)
+
+
+def lower_edge(scores: Sequence[float]) -> float:
+    """The least score to draw: the worst, or below the others where the worst are far off."""
+    ranked = sorted(scores, reverse=True)
+    kept = len(ranked)
+    while kept > 3 and ranked[0] - ranked[kept - 1] > FAR * (ranked[0] - ranked[kept - 2]) > 0:
+        kept -= 1
+    span = ranked[0] - ranked[kept - 1]
+    return ranked[-1] if kept == len(ranked) else ranked[kept - 1] - 0.3 * span
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> set[int]:

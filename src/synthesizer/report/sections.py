@@ -62,7 +62,8 @@ def lead(summary: Summary) -> str:
         Plot(
             quality_and_speed(summary),
             "Quality against training speed, best first. The line joins the variants that no "
-            "other beats in both (filled); speeds are those of the machine that ran them."
+            "other beats in both (filled); speeds are those of the machine that ran them. "
+            "A number with an arrow is the score of a variant below the plot."
             + _left_to_the_table(summary),
         ),
         Plot(

@@ -284,6 +284,18 @@ def span(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean} \N{PLUS-MINUS SIGN} {float(np.std(values, ddof=1)):.{digits}f}"
 
 
+def _runs_of(seeds: Sequence[int]) -> list[str]:
+    """[1, 2, 3, 4, 7] -> ['1 to 4', '7']; a run of two or three is spelt out."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    spelt = ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run) for run in runs)
+    return [word for words in spelt for word in words]
+
+
 def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]) -> str:
     """What the answer holds for, and what it leaves open; varied keys have several values."""
     model, train = recipe.get("model", {}), recipe.get("train", {})
@@ -295,7 +307,7 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Seq
     tokens = train["batch_tokens"] * train.get("accumulate", 1)
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
-    listed = ", ".join(map(str, seeds))
+    listed = ", ".join(_runs_of(seeds))
     *fewer, most = varied.get("num_heads", [str(model["num_heads"])])
     heads = f"{', '.join(fewer)} or {most}" if fewer else most
     others = [f"{key} {', '.join(vs)}" for key, vs in varied.items() if key != "num_heads"]
