@@ -344,6 +344,29 @@ def test_blank_documents_count_where_they_are_kept(tmp_path):
     assert sum(task.report["examples"].values()) == 120
 
 
+def test_paragraphs_of_one_article_are_one_unit(tmp_path):
+    texts = [
+        " = Cats = ",
+        "purr " * 19,
+        " = = Food = = ",
+        "they eat",
+        " = Dogs = ",
+        "dogs bark",
+    ]
+    path = write_jsonl(tmp_path / "lines.jsonl", [{"text": text} for text in texts])
+    named = [f"data.{split}={path}" for split in ("train", "validation", "test")]
+    options = (*named, "text.kind=byte", "model.max_len=8")
+    by_row = build_task(small("language_modeling", *options)).documents("test")
+    assert [*np.unique(by_row)] == [0, 1, 2, 3, 4, 5]
+    task = build_task(small("language_modeling", *options, "data.article_start='^ = [^=]'"))
+    articles = task.documents("test")
+    assert [*np.unique(articles)] == [1, 2]
+    assert len(articles) == len(by_row)
+    assert (articles == np.where(by_row < 4, 1, 2)).all()
+    with pytest.raises(UserError, match=r"article_start is '\('; expected a regular expression"):
+        small("language_modeling", "data.article_start=(")
+
+
 def test_a_streamed_train_split_resumes_and_goes_round(tmp_path, monkeypatch):
     monkeypatch.setattr("synthesizer.tasks.stream.BLOCK", 16)
     paths = {

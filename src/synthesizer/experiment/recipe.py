@@ -6,6 +6,7 @@ Defaults live here and nowhere else; a run directory keeps the resolved recipe, 
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import resources
@@ -73,6 +74,18 @@ def _known_positions(text: str) -> str:
     return text
 
 
+def _valid_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        expected = f"a regular expression ({error})"
+        raise PydanticCustomError("pattern", "{expected}", {"expected": expected}) from None
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_valid_pattern)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -100,6 +113,7 @@ class Data(_Part):
     header: bool | None = None  # of csv and tsv; inferred when absent
     prefix: str = ""  # written before every source text
     keep_blank: bool = False  # an empty document is a document, as WikiText's blank lines
+    article_start: Pattern | None = None  # rows of one article are one unit of a verdict
     streaming: bool = False  # read train block by block instead of at once
     sample: Positive = 4096  # with streaming: documents that the tokenizer and held-out splits get
     holdout: Share = 0.05  # share of train that each missing split is cut from it
@@ -389,6 +403,7 @@ _ONLY_FOR = {
     ("data", "prefix"): ("pairs",),
     ("data", "difficulty"): ("probe",),
     ("data", "keep_blank"): ("stream",),
+    ("data", "article_start"): ("stream",),
     ("data", "sample"): ("stream",),
     ("data", "streaming"): ("stream",),
     ("text", "share"): ("pairs", "mixture"),

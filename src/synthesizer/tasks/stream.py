@@ -5,6 +5,7 @@
 Train may be read block by block instead of at once: then block b takes the place of epoch b.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import count, islice
@@ -86,10 +87,12 @@ class StreamTask(Task):
         return stream, np.arange(num_windows(len(stream), self._stride))[: self._limit(split)]
 
     def documents(self, split: str) -> Array:
-        """The document of each window: the one that most of its targets belong to."""
+        """The document, or article, of each window: the one that most of its targets belong to."""
         stream, windows = self.split(split)
         ends = np.flatnonzero(stream == self.tokenizer.eos_token_id)[1:]
         owners = np.searchsorted(ends, np.arange(1, len(stream)))  # of every target
+        if (articles := self._arrays.get(f"{split}.articles")) is not None:
+            owners = articles[owners]
         pieces = [owners[i * self._stride : (i + 1) * self._stride] for i in windows]
         return np.array([piece[0] + np.bincount(piece - piece[0]).argmax() for piece in pieces])
 
@@ -184,6 +187,10 @@ class StreamTask(Task):
             documents = examples.split(split)
             arrays[split] = join_documents(tokenizer, documents.column(0))
             arrays[f"{split}.spelled"] = measure_documents(tokenizer, documents.column(0))
+            if recipe.data.article_start:
+                arrays[f"{split}.articles"] = number_articles(
+                    documents.column(0), recipe.data.article_start
+                )
         report = {**examples.report, "vocab_size": len(tokenizer)}
         report["tokens"] = {split: len(arrays[split]) - 1 for split in SPLITS if split in arrays}
         if streaming:
@@ -237,6 +244,12 @@ def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str])
         for tokens in encode(chunk):
             stream.append(np.array([*tokens, eos]))
     return stream.array()
+
+
+def number_articles(documents: Iterable[str], start: str) -> Array:
+    """The article of each document; one begins at every document in which the pattern is found."""
+    is_start = re.compile(start).search
+    return np.cumsum([is_start(text) is not None for text in documents], dtype=np.int64)
 
 
 def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
