@@ -553,7 +553,8 @@ def test_the_main_metric_has_one_interval_in_all_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(metric_tables, "COLUMNS", twice)
     (_, cells) = metric_tables.metric_tables(summary).differences
     told = {
-        line.row.label: metric_tables.difference_text(line.comparison) for line in summary.lines
+        line.row.label: metric_tables.difference_and_verdict(line.comparison)
+        for line in summary.lines
     }
     assert cells == [["random", told["random"], told["random"]]]
     assert "[" in told["random"]

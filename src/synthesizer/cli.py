@@ -88,8 +88,7 @@ def recipes() -> None:
 
     table = Table("name", "task", "data", "size", "rough cost")
     for summary in summarize_recipes():
-        facts = (summary.name, summary.task, summary.data, summary.size, summary.cost)
-        table.add_row(*map(escape, facts))
+        table.add_row(*map(escape, summary))
     print_table(table)
     say("`synthesizer train NAME --check` prints parameters, FLOPs, data and time.")
 

@@ -1,11 +1,14 @@
-"""How reliable a table is: what its intervals hold, and whatever a reader should distrust."""
+"""What a reader of a table must know: how it was made, and what there is to distrust."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from synthesizer.report.opponent import curve_sentences, opponent_sentences
+from synthesizer.report.costs import machines
+from synthesizer.report.opponent import DOT, opponent_record
 from synthesizer.report.summary import Line, Summary
+from synthesizer.sizes import DEFAULTS
 from synthesizer.spec import NONE
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.rows import AS_LARGE
@@ -24,17 +27,89 @@ WITHOUT_A_NETWORK = {
 """What a task measures on its data beside the networks, by the key of its report."""
 
 
+def notes(summary: Summary) -> list[str]:
+    """What a reader must know to read the table."""
+    facts = summary.study.facts
+    said = reliability(summary)
+    chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
+    if facts.get("tune"):
+        said.append(
+            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
+            "those that did best on validation."
+        )
+    elif chosen:
+        said.append(
+            f"All variants use the recipe's learning rates, which were chosen for {chosen}."
+        )
+    else:
+        said.append("All variants use the recipe's learning rates; none was tuned on its own.")
+    for one in facts.get("measured") or ():
+        tried = [
+            f"{', '.join(trial['changes']) or 'as inferred'} {trial['validation']:.2f}"
+            for trial in one["trials"]
+            if trial["validation"] is not None
+        ]
+        said.append(
+            f"The {one['choice']} of all variants was chosen by {one['row']} on validation "
+            f"({'; '.join(tried)}): {', '.join(one['chosen']) or 'as inferred'}."
+        )
+    if facts.get("match") == "time":
+        said.append(
+            "All variants are trained for as many seconds as dot: the steps of each follow from a "
+            "step timed beforehand, and stand in its remarks. The search ran with equal steps."
+        )
+    elif facts.get("match") not in (None, "none"):
+        budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
+        said.append(
+            f"The feed-forward width is chosen so that all variants have the same {budget}."
+        )
+    before = facts.get("pretrain")
+    if before:
+        said.append(
+            f"Every variant was pretrained first by {before['recipe']}, {before['steps']:,} steps, "
+            "with the same synthesis and seed."
+        )
+    if len(kinds := machines(summary.finished)) > 1:
+        said.append(
+            "Speeds stand beside dot's only where both were measured on machines of one kind; "
+            f"these runs were made on {len(kinds)}: {'; '.join(kinds)}."
+        )
+    left = _without_bias(summary)
+    if left:
+        said.append(f"{left}: no logits that the relative bias could act on, so it runs without.")
+    return [*said, *_without_a_network(summary)]
+
+
+def _without_bias(summary: Summary) -> str:
+    """The rows some of whose layers run without the relative bias."""
+    rows = [
+        line.row.label
+        for line in summary.lines
+        if any((run.result or {}).get("layers_without_bias") for run in line.row.finished)
+    ]
+    return ", ".join(rows)
+
+
+def _without_a_network(summary: Summary) -> list[str]:
+    """What can be had without a network, as the runs report it of their data."""
+    return [
+        f"Without any network, {words} has {value:.{summary.digits}f} "
+        f"({summary.metric_name}) on the same examples."
+        for words, value in floors(summary).items()
+    ]
+
+
 def reliability(summary: Summary) -> list[str]:
     """Sentences, the loudest first."""
     return [
         *_floors(summary),
         *_without_attention(summary),
-        *opponent_sentences(summary),
+        *_opponent(summary),
         *_again(summary),
         *_intervals(summary),
         *_units(summary),
         *_seeds(summary),
-        *curve_sentences(summary),
+        *_closing_gaps(summary),
         *_size_control(summary),
         *_commits(summary),
     ]
@@ -184,3 +259,92 @@ def worst(line: Line, *, higher_is_better: bool) -> float | None:
 
 def _list(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def _opponent(summary: Summary) -> Iterator[str]:
+    """Which dot product the words are about, how it was found, and what it gains."""
+    row, chosen = summary.opponent, opponent_record(summary.study)
+    if row is None:
+        return
+    model = row.runs[0].recipe.get("model", {}) if row.runs else {}
+    positions = model.get("positions", DEFAULTS.positions)
+    others = {
+        str(run.recipe.get("model", {}).get("positions", DEFAULTS.positions))
+        for line in summary.lines
+        if line.row.spec == DOT
+        for run in line.row.runs
+    }
+    others |= {str(trial.get("positions")) for trial in chosen.get("trials", [])}
+    kinds = {kind for text in others for kind in text.split("+")}
+    if not {"relative", "rotary", "alibi"} & {kind.partition(":")[0] for kind in kinds}:
+        yield (
+            f"THE OPPONENT MAY BE WEAK: dot is compared with {positions} positions alone. A table "
+            "also says where tokens stand; against a dot product with relative or rotary positions "
+            "the answer may differ."
+        )
+        return
+    if row.varied:
+        yield (
+            f"The opponent: each varied value has its own dot product, at the first {row.name} "
+            f"({positions})."
+        )
+        return
+    how = chosen.get("how") or "the best on validation"
+    yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
+    tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]
+    if tried:
+        shown = [
+            f"{t['positions']} {t['validation']:.{summary.digits}f}" for t in _best_each(tried)
+        ]
+        listed = ", ".join(shown)
+        yield f"Its positions were searched with a seed of its own, on validation: {listed}."
+    yield from _gain(summary, chosen.get("configured"))
+
+
+def _best_each(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best trial of each kind of positions."""
+    best: dict[str, dict[str, Any]] = {}
+    for trial in tried:
+        kind = next(
+            (t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")),
+            trial["positions"],
+        )
+        trial = {**trial, "positions": kind}
+        sign = 1 if trial.get("higher_is_better", True) else -1
+        old = best.get(kind)
+        if old is None or sign * trial["validation"] > sign * old["validation"]:
+            best[kind] = trial
+    return list(best.values())
+
+
+def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
+    """What the opponent's positions gain over dot as it was configured."""
+    means = {line.row.label: line.mean for line in summary.lines}
+    opponent = summary.opponent.label if summary.opponent else None
+    before, after = means.get(configured or DOT), means.get(opponent or "")
+    if before is None or after is None or opponent == (configured or DOT):
+        return
+    gain = (after - before) * (1 if summary.higher_is_better else -1)
+    word = "gains" if gain > 0 else "loses"
+    yield (
+        f"Assay sensitivity: with {opponent.removeprefix('dot, ') if opponent else ''} positions "
+        f"dot {word} {abs(gain):.{summary.digits}f} {summary.metric_name} over dot as configured; "
+        "a table's lead over the latter may be no more than that."
+    )
+
+
+def _closing_gaps(summary: Summary) -> Iterator[str]:
+    """Whose gap to dot still closes when training ends."""
+    closing = [line for line in summary.lines if line.is_closing]
+    if not closing:
+        return
+    digits = summary.digits
+    shown = [
+        f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
+        for line in closing
+    ]
+    yield (
+        "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
+        f"closes for {'; '.join(shown)}. What longer training would say is open "
+        "(--confirm 3x trains them three times as long)."
+    )

@@ -19,14 +19,22 @@ from synthesizer.data.batch import Batch, num_windows, own_part
 from synthesizer.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
 from synthesizer.data.encoder import Encoder
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, tokenizer_texts
-from synthesizer.data.row_stream import RowStream, State
 from synthesizer.data.sampler import Order
-from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
+from synthesizer.data.sources import (
+    SPLITS,
+    RowStream,
+    Source,
+    State,
+    data_folder,
+    open_source,
+)
 from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data, Recipe
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.recipe_keys import Data
 from synthesizer.metrics import bigram_statistics, fit_bigram, score, token_bigram_perplexity
 from synthesizer.tasks.task import Built, Task
 
