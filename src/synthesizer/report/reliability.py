@@ -55,8 +55,9 @@ def notes(summary: Summary) -> list[str]:
         )
     if facts.get("match") == "time":
         said.append(
-            "All variants are trained for as many seconds as dot: the steps of each follow from a "
-            "step timed beforehand, and stand in its remarks. The search ran with equal steps."
+            "All variants are trained for as many seconds as dot. The number of steps of each "
+            "follows from a step timed beforehand, and is in its remarks. The search ran with "
+            "equal steps."
         )
     elif facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
@@ -71,12 +72,12 @@ def notes(summary: Summary) -> list[str]:
         )
     if len(kinds := machines(summary.finished)) > 1:
         said.append(
-            "Speeds stand beside dot's only where both were measured on machines of one kind; "
+            "Speeds are compared with dot's only where both were measured on machines of one kind; "
             f"these runs were made on {len(kinds)}: {'; '.join(kinds)}."
         )
     left = _without_bias(summary)
     if left:
-        said.append(f"{left}: no logits that the relative bias could act on, so it runs without.")
+        said.append(f"{left}: has no logits to add the relative bias to, and runs without it.")
     return [*said, *_without_a_network(summary)]
 
 
@@ -128,9 +129,9 @@ def _floors(summary: Summary) -> Iterator[str]:
     for words, value in floors(summary).items():
         if means and sign * value >= max(means):
             yield (
-                f"NO ROW BEATS WHAT NEEDS NO NETWORK: {words} has "
-                f"{value:.{summary.digits}f} ({summary.metric_name}). Nothing was learned here "
-                "that a comparison of attention could speak of."
+                f"NO ROW BEATS A BASELINE WITHOUT A NETWORK: {words} has "
+                f"{value:.{summary.digits}f} ({summary.metric_name}). The models learned too "
+                "little to compare their attention."
             )
 
 
@@ -141,8 +142,8 @@ def _without_attention(summary: Summary) -> Iterator[str]:
     if control is not None and means and all(sign * control >= sign * m for m in means.values()):
         yield (
             f"NO ROW BEATS THE ONE WITHOUT SELF-ATTENTION: {NONE} has "
-            f"{control:.{summary.digits}f} ({summary.metric_name}). So much data, so short a "
-            "training or this task gives attention nothing to do; words between the others say "
+            f"{control:.{summary.digits}f} ({summary.metric_name}). With this task, these "
+            "data and this much training, attention does not help; verdicts on the other rows say "
             "little."
         )
 
@@ -154,7 +155,7 @@ def _again(summary: Summary) -> Iterator[str]:
     elif is_void(again):
         yield (
             f"THE TABLE IS VOID: dot under other seeds is called {again.word} than dot "
-            f"({again.difference:+.{summary.digits}f}), so that no other word means anything."
+            f"({again.difference:+.{summary.digits}f}), so no other verdict counts."
         )
     else:
         yield (
@@ -165,24 +166,25 @@ def _again(summary: Summary) -> Iterator[str]:
 
 def _intervals(summary: Summary) -> Iterator[str]:
     yield (
-        "Differences are row minus dot over shared seeds. The interval is the one that its word "
-        "is read off: better where all of it is better than zero, no worse where all of it is "
-        f"above the margin ({summary.margin}), worse where all of it is below. Its ends hold "
-        "seeds and test examples, corrected over the rows and looks, so that the chance of any "
-        f"wrong word in the table is {LEVEL:.0%}; fewer than {FEWEST_SEEDS} seeds get no word."
+        "Differences are row minus dot over shared seeds. A verdict follows from its interval: "
+        "better where all of it is better than zero, no worse where all of it is within the margin "
+        f"({summary.margin}) or better, worse where all of it is beyond. Intervals account for "
+        "seeds and test examples, and are corrected for the number of rows and looks: the chance "
+        f"of any wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} seeds "
+        "there is no verdict."
     )
     if len({line.row.varied for line in summary.lines}) > 1:
-        yield f"Each varied value is a table of its own, with its own dot and its own {LEVEL:.0%}."
+        yield f"Each varied value is judged alone, with its own dot and its own {LEVEL:.0%}."
     looks = summary.looks
     if looks is not None and len(looks.planned) > 1:
         yield (
-            f"Looks were planned at {_list(looks.planned)} seeds and taken at "
-            f"{_list(looks.taken)}; each has its part of the {LEVEL:.0%}."
+            f"Interim looks were planned at {_list(looks.planned)} seeds and taken at "
+            f"{_list(looks.taken)}; each uses its part of the {LEVEL:.0%}."
         )
     elif any(line.comparison and line.comparison.covers_seeds for line in summary.lines):
         yield (
             "The number of seeds counts as fixed before the first run. Adding seeds because a row "
-            "is undecided, and judging again, is wrong more often than stated."
+            "is undecided, and judging again, makes wrong verdicts more likely than that."
         )
 
 
@@ -199,7 +201,7 @@ def _units(summary: Summary) -> Iterator[str]:
     if known[0] < FEWEST_UNITS:
         yield (
             f"FEW TEST DOCUMENTS: the test set counts as {known[0]:.1f} independent ones, fewer "
-            f"than {FEWEST_UNITS}; what other texts would say is hardly known."
+            f"than {FEWEST_UNITS}; how other texts would score is hardly known."
         )
 
 
@@ -210,8 +212,8 @@ def _seeds(summary: Summary) -> Iterator[str]:
     least = min(count for count in counts if count >= FEWEST_SEEDS)
     yield (
         f"A mean hides seeds that fail, so each row also shows its worst. Where none of {least} "
-        f"seeds failed, up to {failing_rate(least):.0%} of all seeds still may (95 % bound), and "
-        "a word says nothing of them."
+        f"seeds failed, up to {failing_rate(least):.0%} of all seeds still may (95 % bound); "
+        "the verdict says nothing about them."
     )
     compared = [line.comparison for line in summary.lines if line.comparison]
     spreads = [line.sd for line in summary.lines if line.comparison and line.sd is not None]
@@ -230,7 +232,7 @@ def _size_control(summary: Summary) -> Iterator[str]:
             if found.margin >= gain:
                 yield (
                     f"The margin is not smaller than what more parameters alone gain ({gain:+.3g}, "
-                    f"{line.row.label}): no worse may hide as much as that."
+                    f"{line.row.label}): a verdict of no worse may hide as large a loss."
                 )
 
 
@@ -245,7 +247,7 @@ def _commits(summary: Summary) -> Iterator[str]:
         same = "bit for bit equal" if again.get("equal") else "DIFFERENT"
         rerun = f"seed {again.get('seed')} of {again.get('row')} was run again and is {same}"
     else:
-        rerun = "no seed was run again, so what the change of code did to it is not known"
+        rerun = "no seed was run again, so the effect of the change of code is not known"
     short = ", ".join(commit[:10] for commit in commits)
     yield f"The runs come from {len(commits)} commits ({short}); {rerun}."
 
@@ -262,7 +264,7 @@ def _list(numbers: tuple[int, ...]) -> str:
 
 
 def _opponent(summary: Summary) -> Iterator[str]:
-    """Which dot product the words are about, how it was found, and what it gains."""
+    """Which dot product the verdicts are about, how it was found, and what it gains."""
     row, chosen = summary.opponent, opponent_record(summary.study)
     if row is None:
         return
@@ -279,8 +281,8 @@ def _opponent(summary: Summary) -> Iterator[str]:
     if not {"relative", "rotary", "alibi"} & {kind.partition(":")[0] for kind in kinds}:
         yield (
             f"THE OPPONENT MAY BE WEAK: dot is compared with {positions} positions alone. A table "
-            "also says where tokens stand; against a dot product with relative or rotary positions "
-            "the answer may differ."
+            "also encodes positions; against a dot product with relative or rotary positions the "
+            "answer may differ."
         )
         return
     if row.varied:

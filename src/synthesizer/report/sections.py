@@ -46,8 +46,8 @@ from synthesizer.untrusted import fenced, plain
 
 MOST_SAMPLES = 3
 DIFFERENCES = (
-    "Differences from dot, each metric with its own margin and with the interval that its word is "
-    "read off; every metric has 5 % of error of its own."
+    "Differences from dot. Each metric has its own margin, its own intervals and its own error "
+    "rate of 5 %."
 )
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
 
@@ -86,7 +86,7 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
         Section("All metrics", _all_metrics(summary)),
         *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
         Section("By varied value", _varied(summary)),
-        Section("Search", _trials(summary)),
+        Section("Hyperparameter search", _trials(summary)),
         Section("Published results", _published(summary)),
         Section("Learning curves", _curves(summary) if plots else ""),
         Section("Attention maps", _attention(summary) if plots else ""),
@@ -128,7 +128,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
             parts += [
-                "## Search",
+                "## Hyperparameter search",
                 markdown(*trial_table(summary)),
                 markdown(*search_table(summary)),
             ]
@@ -146,9 +146,9 @@ def text_of(summaries: Sequence[Summary]) -> str:
 
 def _forest_caption(summary: Summary) -> str:
     bars = (
-        "Bars: the intervals that the words are read off, over seeds and examples"
+        "Bars: the intervals that the verdicts follow from, over seeds and test examples"
         if any(line.comparison and line.comparison.covers_seeds for line in summary.lines)
-        else "Dashed bars: test examples alone, as there are too few seeds to know theirs"
+        else "Dashed bars: intervals over test examples alone, as there are too few seeds"
     )
     return f"{bars}. Shaded: worse than dot by less than the margin ({summary.margin})."
 
@@ -180,7 +180,7 @@ def opponent_table(rival: Opponent) -> tuple[list[str], list[list[str]]]:
 def _rival_note(rival: Opponent) -> str:
     return (
         f"No worse means worse than {rival.label} by less than {rival.margin}. "
-        "These words have 5 % of error of their own, beside those of the table above."
+        "These verdicts have an error rate of 5 % of their own, apart from the table above."
     )
 
 

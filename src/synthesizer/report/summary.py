@@ -222,7 +222,7 @@ def _subjects(
 
 
 def _opponents(study: Study, asked: dict[str, Any]) -> Iterator[Opponent]:
-    """Every row that --against named, and all others beside it: a family of words of its own."""
+    """Every row that --against named, and all others beside it: with an error rate of its own."""
     metric = asked["metric"]
     for label in study.facts.get("against") or ():
         rival = next((row for row in study.rows if row.label == label and row.finished), None)
