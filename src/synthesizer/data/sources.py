@@ -197,7 +197,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
-            f"cannot load {name} from the hub ({cause}); these files would serve instead: "
+            f"cannot load {name} from the hub ({cause}); these files would do instead: "
             f"{place}/{{{','.join(wanted)}}}.parquet (SYNTHESIZER_DATA names the directory of such "
             "copies), or data.train=FILE"
         ) from None

@@ -87,7 +87,7 @@ class StreamTask(Task):
         """The stream of a split and its windows; of validation the first evaluate.limit."""
         if split not in self._arrays:
             raise UserError(
-                f"data.streaming reads {split} bit by bit, without an end; evaluate validation "
+                f"data.streaming reads {split} as a stream, without an end; evaluate validation "
                 "or test"
             )
         stream = self._arrays[split]
@@ -223,7 +223,7 @@ def first_documents(source: Source, data: Data) -> Source:
     missing = [split for split in SPLITS if split not in source.splits]
     if missing:
         raise UserError(
-            f"data.streaming reads train bit by bit and cannot cut {' and '.join(missing)} from "
+            f"data.streaming reads train as a stream and cannot cut {' and '.join(missing)} from "
             f"it; set data.splits.{missing[0]} or data.{missing[0]}"
         )
     is_shared = shared_split(data) is not None
