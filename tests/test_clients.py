@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Text
+from synthesizer.experiment.recipe_keys import Text
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import SynthesizerForCausalLM, SynthesizerForConditionalGeneration
 

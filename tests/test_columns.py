@@ -15,7 +15,7 @@ from synthesizer.data.columns import (
     text_of,
     texts_of,
 )
-from synthesizer.data.sources import Row
+from synthesizer.data.files import Row
 from synthesizer.errors import UserError
 
 

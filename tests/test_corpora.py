@@ -11,7 +11,7 @@ from synthesizer.data.corpora.corpus_list import CORPORA, GRADED
 from synthesizer.data.corpora.drawing import DRAW, draw_splits
 from synthesizer.data.sources import open_source
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data
+from synthesizer.experiment.recipe_keys import Data
 
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {

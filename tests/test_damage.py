@@ -280,9 +280,7 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(tmp_path, change,
 
 def test_a_directory_of_more_files_than_a_corpus_has_is_refused(tmp_path, monkeypatch):
     """The root of a file system was walked for minutes."""
-    from synthesizer.data import sources
-
-    monkeypatch.setattr(sources, "MAX_FILES", 10)
+    monkeypatch.setattr("synthesizer.data.files.MAX_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").write_text("text")
     recipe = language_model(tmp_path, f"data.train={tmp_path}")

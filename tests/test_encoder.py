@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 
 from synthesizer.data.encoder import Encoder
 from synthesizer.data.tokenizer import CLS, EOS, Template, bare_encodings, encode, train_tokenizer
-from synthesizer.experiment.recipe import Text
+from synthesizer.experiment.recipe_keys import Text
 
 TEXTS = ["it's the cat's 12th mat, isn't it?", "the dog sat on the cat; über Grüße 東京"] * 20
 KINDS = {

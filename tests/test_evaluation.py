@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from synthesizer.data.batch import Batch
-from synthesizer.experiment.recipe import Evaluate
+from synthesizer.experiment.recipe_keys import Evaluate
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
 from synthesizer.models.heads import (

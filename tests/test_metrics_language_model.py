@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 
 from synthesizer import metrics
 from synthesizer.errors import UserError
+from synthesizer.metrics.language_model import interpolation_weights
 
 
 def chain(length, seed):
@@ -98,7 +99,7 @@ def test_interpolation_weights_are_the_most_likely_ones():
         return -(counts * np.log(weights @ estimates)).sum() - np.log(weights).sum()
 
     best = np.exp(minimize(nll, np.zeros(3)).x)
-    weights = metrics.interpolation_weights(estimates, counts)
+    weights = interpolation_weights(estimates, counts)
     np.testing.assert_allclose(weights, best / best.sum(), atol=1e-4)
 
 

@@ -18,7 +18,10 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from synthesizer import metrics
 from synthesizer.errors import UserError
+from synthesizer.metrics.bleu import bleu_from_statistics, chrf_from_statistics
 from synthesizer.metrics.meteor import FUNCTION_WORDS
+from synthesizer.metrics.rouge import split_sentences
+from synthesizer.metrics.tokens import words
 
 VOCABULARY = [
     "the",
@@ -64,7 +67,7 @@ def test_bleu_from_summed_counts_is_sacrebleu_to_the_last_bit(texts, order):
     oracle = sacrebleu.BLEU(max_ngram_order=order, force=True)
     expected = oracle.corpus_score(hypotheses, streams(references)).score
     statistics = metrics.bleu_statistics(hypotheses, references, max_order=order)
-    assert metrics.bleu_from_statistics(statistics.sum(0)) == expected
+    assert bleu_from_statistics(statistics.sum(0)) == expected
 
 
 @few
@@ -73,7 +76,7 @@ def test_chrf_from_summed_counts_is_sacrebleu_to_the_last_bit(texts):
     hypotheses, references = texts
     expected = sacrebleu.CHRF().corpus_score(hypotheses, streams(references)).score
     statistics = metrics.chrf_statistics(hypotheses, references)
-    assert metrics.chrf_from_statistics(statistics.sum(0)) == expected
+    assert chrf_from_statistics(statistics.sum(0)) == expected
 
 
 def test_signatures_are_those_of_sacrebleu_and_tell_orders_and_references_apart():
@@ -132,7 +135,7 @@ def test_rouge_lsum_takes_sentences_in_any_order_and_rouge_l_does_not(offline):
 
 def test_sentences_end_at_marks_before_spaces_and_newlines_stay():
     text = 'Version 2.6 came. "Really?" she said!\nYes'
-    assert metrics.split_sentences(text).split("\n") == [
+    assert split_sentences(text).split("\n") == [
         "Version 2.6 came.",
         '"Really?"',
         "she said!",
@@ -163,7 +166,7 @@ def naive_meteor(hypothesis, reference):
 @given(examples)
 def test_meteor_without_wordnet_is_its_definition(texts):
     expected = [
-        max(naive_meteor(metrics.words(hypothesis), metrics.words(each)) for each in references)
+        max(naive_meteor(words(hypothesis), words(each)) for each in references)
         for hypothesis, references in zip(*texts, strict=True)
     ]
     made = metrics.meteor_no_wordnet_statistics(*texts)
@@ -245,8 +248,8 @@ def test_meteor_15_scores_fragments_lower_than_the_older_parameters():
 @few
 @given(examples)
 def test_cider_is_that_of_the_coco_evaluation(texts):
-    cut = [[" ".join(metrics.words(text)) for text in texts[0]]]
-    cut += [[[" ".join(metrics.words(each)) for each in references] for references in texts[1]]]
+    cut = [[" ".join(words(text)) for text in texts[0]]]
+    cut += [[[" ".join(words(each)) for each in references] for references in texts[1]]]
     made = metrics.cider_statistics(*texts)
     if not any(text for references in cut[1] for text in references):
         assert not made[:, 0].any()  # where the oracle stops at max of nothing

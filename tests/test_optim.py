@@ -4,7 +4,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from synthesizer.experiment.recipe import Train
+from synthesizer.experiment.recipe_keys import Train
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import SynthesizerForCausalLM
 from synthesizer.training.adafactor import Adafactor

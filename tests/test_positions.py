@@ -276,7 +276,7 @@ def test_the_record_says_which_layers_positions_do_not_reach():
     ("text", "words"),
     [
         ("rotory", "positions='rotory'; choose from sinusoidal, learned, relative, rotary"),
-        ("sinusoidal+learned", "joins what cannot stand together; write each once"),
+        ("sinusoidal+learned", "combines kinds that exclude each other; write each once"),
         ("none+rotary", "none alone"),
         ("rotary+rotary", "write each once"),
         ("alibi:base=3", "alibi has no options; only rotary has base and share"),

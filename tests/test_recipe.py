@@ -10,14 +10,13 @@ import pytest
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import (
-    TASKS,
-    Model,
     differences,
     dump,
     load_recipe,
     parse_recipe,
     recipe_names,
 )
+from synthesizer.experiment.recipe_keys import TASKS, Model
 from synthesizer.sizes import DEFAULTS, PRESETS
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())

@@ -12,7 +12,8 @@ from synthesizer import spec as registry
 from synthesizer.attention import fast
 from synthesizer.attention.registry import SYNTHESES, spec_of
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Train, dump, load_recipe
+from synthesizer.experiment.recipe import dump, load_recipe
+from synthesizer.experiment.recipe_keys import Train
 from synthesizer.models import SynthesizerConfig, SynthesizerForCausalLM
 from synthesizer.training.build import rough_config
 from synthesizer.training.optim import build_optimizer

@@ -539,10 +539,13 @@ def test_a_reader_learns_what_to_distrust(tmp_path):
     rows = [("dot", "dot", (1, 2, 3), 0.1), ("random", "random", (1, 2, 3), 0.09)]
     looks = {"planned": [3, 5], "taken": [3]}
     summary, told = made(tmp_path, rows, commits={3: "other"}, looks=looks)
-    assert "NO ROW BEATS WHAT NEEDS NO NETWORK: an interpolated bigram model of train has" in told
+    assert (
+        "NO ROW BEATS A BASELINE WITHOUT A NETWORK: an interpolated bigram model of train has"
+        in told
+    )
     assert "The runs come from 2 commits (c, other); no seed was run again" in told
     assert "up to 63% of all seeds still may" in told
-    assert "Looks were planned at 3, 5 seeds and taken at 3" in told
+    assert "Interim looks were planned at 3, 5 seeds and taken at 3" in told
     assert "each of the 2,000 counts as independent" in told
     for run in summary.study.runs:
         stored = dict(np.load(run.path / "statistics.npz"))
@@ -561,7 +564,8 @@ def test_the_main_metric_has_one_interval_in_all_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(metric_tables, "COLUMNS", twice)
     (_, cells) = metric_tables.metric_tables(summary).differences
     told = {
-        line.row.label: metric_tables.difference_text(line.comparison) for line in summary.lines
+        line.row.label: metric_tables.difference_and_verdict(line.comparison)
+        for line in summary.lines
     }
     assert cells == [["random", told["random"], told["random"]]]
     assert "[" in told["random"]

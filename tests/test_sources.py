@@ -4,10 +4,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from synthesizer.data.sources import File, data_folder, looks_like_header, open_source
-from synthesizer.data.sources import read_files as read_opened_files
+from synthesizer.data.files import File, looks_like_header
+from synthesizer.data.files import read_files as read_opened_files
+from synthesizer.data.sources import data_folder, open_source
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data
+from synthesizer.experiment.recipe_keys import Data
 
 ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
 

@@ -9,9 +9,9 @@ from synthesizer.errors import UserError
 from synthesizer.spec import (
     Term,
     expand_layers,
+    has_logits,
     normalize_spec,
     parse_spec,
-    shows_weights,
     variants,
 )
 
@@ -125,8 +125,9 @@ def test_the_facts_of_a_synthesizing_function_are_those_of_its_module(name):
 
 
 def test_a_layer_without_weights_is_known_from_the_spec():
-    assert shows_weights("random*2,R+V,none")
-    assert not shows_weights("dot,lightconv:kernel=3")
+    assert has_logits("R+V")
+    assert not has_logits("lightconv:kernel=3")
+    assert not has_logits("none")
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,7 @@ def test_a_streamed_train_split_resumes_and_goes_round(tmp_path, monkeypatch):
         word for b in whole for word in task.tokenizer.decode(b.inputs["input_ids"].ravel()).split()
     }
     assert {*ENGLISH} <= {word.replace("</s>", "") for word in shown}
-    with pytest.raises(UserError, match=r"data.streaming reads train bit by bit and cannot cut"):
+    with pytest.raises(UserError, match=r"data.streaming reads train as a stream and cannot cut"):
         build_task(small("language_modeling", named[0], "data.streaming=true"))
 
 
@@ -540,5 +540,5 @@ def test_a_streamed_train_split_has_no_score(tmp_path):
         files[split] = write_jsonl(tmp_path / f"{split}.jsonl", [{"text": a} for a, _ in pairs(40)])
     named = [f"data.{split}={path}" for split, path in files.items()]
     task = build_task(small("language_modeling", *named, "data.streaming=true"))
-    with pytest.raises(UserError, match=r"data\.streaming reads train bit by bit, without an end"):
+    with pytest.raises(UserError, match=r"data\.streaming reads train as a stream, without an end"):
         next(task.batches("train"))

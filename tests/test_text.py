@@ -16,7 +16,7 @@ from synthesizer.data.tokenizer import (
     train_tokenizer,
 )
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Text
+from synthesizer.experiment.recipe_keys import Text
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat"] * 20
 GERMAN = ["die Katze saß auf der Matte", "der Hund saß auf der Katze"] * 20

@@ -8,7 +8,7 @@ import pytest
 from corpus import ENGLISH, SMALL
 from synthesizer.data.batch import IGNORED
 from synthesizer.data.columns import BadRow
-from synthesizer.data.sources import Row
+from synthesizer.data.files import Row
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.metrics import GLUE, SUPERGLUE, score

@@ -23,7 +23,8 @@ from synthesizer.cli import main
 from synthesizer.data.sources import open_source
 from synthesizer.data.tokenizer import load_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data, load_recipe, parse_recipe
+from synthesizer.experiment.recipe import load_recipe, parse_recipe
+from synthesizer.experiment.recipe_keys import Data
 from synthesizer.experiment.run import Run, default_path, read_arrays, write_atomically
 from synthesizer.models import SynthesizerConfig
 from synthesizer.report.load import read_run, read_studies
@@ -90,7 +91,7 @@ def test_a_parquet_file_that_expands_a_millionfold_is_refused_within_bounded_mem
     assert path.stat().st_size < 1000
     script = (
         "import sys; from synthesizer.data.sources import open_source\n"
-        "from synthesizer.experiment.recipe import Data\n"
+        "from synthesizer.experiment.recipe_keys import Data\n"
         "try:\n"
         "    for row in open_source(Data(train=sys.argv[1]), None).splits['train'](): pass\n"
         "except ValueError as error: print(error)"

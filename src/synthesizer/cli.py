@@ -77,7 +77,7 @@ def list_variants(imports: Imports = None) -> None:
     short = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     say("D d_model, H heads, K = D/H, N max_len; biases not counted.")
     say("Mixtures, with learned weights: random+dot. Options: factorized_random:k=16.")
-    say("Per layer: random*3,dot*3.")
+    say("Per layer: random*3,dot*3. Per group of heads: random@2|dot@2.")
     say(f"Short names: {short}.")
 
 
@@ -88,8 +88,7 @@ def recipes() -> None:
 
     table = Table("name", "task", "data", "size", "rough cost")
     for summary in summarize_recipes():
-        facts = (summary.name, summary.task, summary.data, summary.size, summary.cost)
-        table.add_row(*map(escape, facts))
+        table.add_row(*map(escape, summary))
     print_table(table)
     say("`synthesizer train NAME --check` prints parameters, FLOPs, data and time.")
 

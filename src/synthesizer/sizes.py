@@ -109,8 +109,8 @@ def parse_positions(text: str) -> PositionKinds:
     added = [name for name in names if name in _ADDED]
     if len(set(names)) < len(names) or len(added) > 1 or ("none" in names and len(names) > 1):
         raise UserError(
-            f"positions={text!r} joins what cannot stand together; write each once, at most one of "
-            "sinusoidal and learned, and none alone"
+            f"positions={text!r} combines kinds that exclude each other; write each once, at most "
+            "one of sinusoidal and learned, and none alone"
         )
     turning = [options for name, _, options in parts if name == "rotary"]
     return PositionKinds(

@@ -81,102 +81,39 @@ class Variant:
         return "every pair of tokens" if self.depends_on_pairs else "the query token"
 
 
-_VARIANTS = {
-    variant.name: variant
-    for variant in (
-        Variant(
-            "dot",
-            "V",
-            "B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention.",
-            "2 D^2",
-            depends_on_input=True,
-            depends_on_pairs=True,
-        ),
-        Variant(
-            "random",
-            "R",
-            "B = R, a learned (N, N) table per head.",
-            "H N^2",
-            depends_on_input=False,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "fixed_random",
-            "Fix",
+# fmt: off
+_VARIANTS = {variant.name: variant for variant in (
+    Variant("dot", "V", "B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention.",
+            "2 D^2", depends_on_input=True, depends_on_pairs=True),
+    Variant("random", "R", "B = R, a learned (N, N) table per head.",
+            "H N^2", depends_on_input=False, depends_on_pairs=False),
+    Variant("fixed_random", "Fix",
             "B = R, an (N, N) table per head, drawn once, saved and never trained.",
-            "0",
-            depends_on_input=False,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "factorized_random",
-            "FR",
-            "B = R1 R2^T, both (N, k) and learned, k << N.",
-            "2 H N k",
-            depends_on_input=False,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "dense",
-            "D",
+            "0", depends_on_input=False, depends_on_pairs=False),
+    Variant("factorized_random", "FR", "B = R1 R2^T, both (N, k) and learned, k << N.",
+            "2 H N k", depends_on_input=False, depends_on_pairs=False),
+    Variant("dense", "D",
             "B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits.",
-            "D^2 + D N",
-            depends_on_input=True,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "factorized_dense",
-            "FD",
+            "D^2 + D N", depends_on_input=True, depends_on_pairs=False),
+    Variant("factorized_dense", "FD",
             "B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1)).",
-            "D^2 + D (a + b)",
-            depends_on_input=True,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "relative",
-            "",
+            "D^2 + D (a + b)", depends_on_input=True, depends_on_pairs=False),
+    Variant("relative", "",
             "B[i,j] = r[j - i], clipped at N - 1, and one logit for the first token: a sink.",
-            "2 H N",
-            depends_on_input=False,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            NONE,
-            "",
+            "2 H N", depends_on_input=False, depends_on_pairs=False),
+    Variant(NONE, "",
             "No self-attention sublayer: the control that shows whether a task needs one.",
-            "0",
-            depends_on_input=False,
-            depends_on_pairs=False,
-        ),
-        Variant(
-            "lightconv",
-            "Wu et al. 2019",
+            "0", depends_on_input=False, depends_on_pairs=False),
+    Variant("lightconv", "Wu et al. 2019",
             "Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head.",
-            "D^2 + H kernel",
-            depends_on_input=False,
-            depends_on_pairs=False,
-            baseline=True,
-        ),
-        Variant(
-            "dynamicconv",
-            "Wu et al. 2019",
-            "Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated.",
-            "D^2 + D H kernel",
-            depends_on_input=True,
-            depends_on_pairs=False,
-            baseline=True,
-        ),
-        Variant(
-            "linformer",
-            "Wang et al. 2020",
+            "D^2 + H kernel", depends_on_input=False, depends_on_pairs=False, baseline=True),
+    Variant("dynamicconv", "Wu et al. 2019", "Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated.",
+            "D^2 + D H kernel", depends_on_input=True, depends_on_pairs=False, baseline=True),
+    Variant("linformer", "Wang et al. 2020",
             "Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V, E and F learned (N, k).",
-            "2 D^2 + 2 N k",
-            depends_on_input=True,
-            depends_on_pairs=True,
-            baseline=True,
-        ),
-    )
-}
+            "2 D^2 + 2 N k", depends_on_input=True, depends_on_pairs=True, baseline=True),
+)}
+# fmt: on
 
 
 def variants() -> dict[str, Variant]:
@@ -336,11 +273,6 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
             f"name {num_layers} layers, or write one spec for all"
         )
     return layers
-
-
-def shows_weights(spec: str) -> bool:
-    """Whether every layer of a spec that has a token mixer can show attention weights."""
-    return all(item == NONE or has_logits(item) for item, _ in split_layers(spec))
 
 
 def has_logits(layer: str) -> bool:

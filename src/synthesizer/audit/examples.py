@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.data.columns import NAMES
-from synthesizer.data.sources import File, Row, data_folder
+from synthesizer.data.files import File, Row
+from synthesizer.data.sources import data_folder
 from synthesizer.errors import UserError
 from synthesizer.metrics.correlation import correlation_from_statistics, spearman_statistics
 from synthesizer.metrics.per_example import Statistics, Total, percent_from_statistics

@@ -15,7 +15,7 @@ from synthesizer.spec import import_modules
 
 def bench(
     variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant; may be repeated.")
+        list[str] | None, typer.Option("--variant", help="A variant to time; may be repeated.")
     ] = None,
     modes: Annotated[
         list[str] | None,
@@ -36,17 +36,19 @@ def bench(
     num_layers: Annotated[int, typer.Option(min=1, help="Layers, in modes with a model.")] = 6,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds over all variants.")] = 5,
     threads: Annotated[str, typer.Option(help="CPU threads; several as 1,2.")] = "1",
-    vocab_size: Annotated[int, typer.Option(min=3, help="Tokens, in modes with a model.")] = 8000,
+    vocab_size: Annotated[
+        int, typer.Option(min=3, help="Vocabulary size, in modes with a model.")
+    ] = 8000,
     small: Annotated[
         bool,
         typer.Option(
             "--small",
             help="The sizes of the recipe python-docs: width 64, 4 heads, 2 layers, length 64, "
-            "batch 32, 260 tokens.",
+            "batch 32, vocabulary 260.",
         ),
     ] = False,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile each sublayer by torch.compile.")
+        bool, typer.Option("--compile", help="Compile each sublayer with torch.compile.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     peers: Annotated[

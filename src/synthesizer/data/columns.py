@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.data.sources import Row
+from synthesizer.data.files import Row
 from synthesizer.errors import UserError
 
 NAMES = {

@@ -22,11 +22,13 @@ from synthesizer.data.columns import (
 )
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.data.encoder import Encoder
-from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
+from synthesizer.data.files import Row
+from synthesizer.data.sources import SPLITS, Source, data_folder, open_source
 from synthesizer.data.spill import Fields, RaggedWriter, Table
 from synthesizer.data.tokenizer import fingerprint, load_tokenizer, wrap
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data, Recipe, Text
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.recipe_keys import Data, Text
 
 Array = NDArray[Any]
 Columns = dict[str, str]  # role -> column

@@ -1,107 +1,23 @@
-"""Where rows come from: files of the user, built-in corpora, local copies, then the hub.
+"""Where rows come from: files of the user, built-in corpora, local copies, then the hub."""
 
-A row that cannot be read is still a row, with a fault: columns.Faults decides what follows.
-"""
-
-import csv
+import copy
 import hashlib
-import io
 import itertools
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from synthesizer.data.files import DATA_SUFFIXES, File, Row, read_files
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data
-from synthesizer.untrusted import check_expansion, check_regular_file, expansion_limit, printable
+from synthesizer.experiment.recipe_keys import Data
+
+State = dict[str, Any]  # of a stream of rows; JSON-able
 
 SPLITS = ("train", "validation", "test")
-
-MAX_FILES = 100_000  # below a directory of text
-_DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
-_HEADER_CELL = re.compile(r"[^\W\d][\w-]*( [\w-]+){0,2}")
-_INDEX = "index"  # the name of a csv's first column where pandas wrote none
-
-
-class Row(NamedTuple):
-    """One record, and where it is in its file for the error that may name it."""
-
-    file: str
-    number: int  # line of a text file, else record, from 1
-    fields: dict[str, Any]
-    fault: str | None = None
-
-
-class File:
-    """A data file, or a directory of text; hashing and reading share one open handle."""
-
-    _idle: io.BufferedReader | None = None
-
-    def __init__(self, path: Path) -> None:
-        _check(path)
-        self.path = path
-
-    def __del__(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._idle is not None:
-            self._idle.close()
-
-    @contextmanager
-    def opened(self) -> Iterator[io.BufferedReader]:
-        """The content from its beginning; a second reader at the same time gets its own handle."""
-        try:
-            handle, self._idle = self._idle or self.path.open("rb"), None
-        except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}; check the file") from None
-        try:
-            handle.seek(0)
-            yield handle
-        finally:
-            self._close()  # where another reader was done first
-            self._idle = handle
-
-    def digest(self) -> bytes:
-        """The name and the SHA-256 of the content, of every file below a directory."""
-        if self.path.is_dir():
-            return b"".join(File(path).digest() for path in _files_below(self.path))
-        with self.opened() as stream:
-            name = self.path.name.encode()
-            return name + hashlib.file_digest(stream, "sha256").digest()
-
-    def lines(self) -> Iterator[str]:
-        """Lines up to each newline alone; bytes that are not UTF-8 arrive as lone surrogates."""
-        with self.opened() as stream:
-            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="\n")
-            try:
-                for line in text:
-                    plain = "\r" not in line[-2:]
-                    yield line if plain else line.removesuffix("\n").removesuffix("\r") + "\n"
-            finally:
-                text.detach()  # or it would close the handle
-
-    def rows(self, header: bool | None = None) -> Iterator[Row]:
-        """What a file holds, by its suffix."""
-        if self.path.is_dir():
-            return _text_folder(self.path)
-        suffix = self.path.suffix
-        if suffix in (".csv", ".tsv"):
-            return _delimited(self, header)
-        readers = {".parquet": _parquet, ".jsonl": _jsonl}
-        reader = readers.get(suffix, _text if suffix in (".txt", ".text", ".md", "") else None)
-        if reader is None:
-            raise UserError(
-                f"cannot read {self.path}; expected {', '.join(_DATA_SUFFIXES)}, .txt, a directory "
-                "of text files, or several plain text files that pair line by line"
-            )
-        return reader(self)
 
 
 class Source:
@@ -130,6 +46,39 @@ class Source:
         return Source(self.origin, splits, files=self._files, version=self._version)
 
 
+class RowStream:
+    """The rows of a split from the first, or from behind those that a state has passed.
+
+    A hub's stream keeps its own state (shard and row), so that nothing is read twice. Of files the
+    rows before are read again, but not encoded.
+    """
+
+    def __init__(self, source: Source, split: str, state: State | None = None) -> None:
+        self._source, self._split = source, split
+        self._number: int = state["number"] if state else 0
+        self._hub = copy.deepcopy(source.streams.get(split))
+        if self._hub is not None and state:
+            self._hub.load_state_dict(state["hub"])
+
+    def __iter__(self) -> Iterator[Row]:
+        rows: Iterator[Row]
+        if self._hub is None:
+            rows = itertools.islice(self._source.splits[self._split](), self._number, None)
+        else:
+            rows = (
+                Row(f"{self._source.origin} {self._split}", number, fields)
+                for number, fields in enumerate(self._hub, start=self._number + 1)
+            )
+        for row in rows:
+            self._number += 1
+            yield row
+
+    def state(self) -> State:
+        """What takes up the stream behind the rows given so far."""
+        hub = None if self._hub is None else self._hub.state_dict()
+        return {"number": self._number, "hub": hub}
+
+
 def open_source(data: Data, folder: Path | None) -> Source:
     """Find the rows a recipe names; `folder` is the directory of local copies of the hub's sets."""
     if data.train or data.validation or data.test:
@@ -143,7 +92,7 @@ def open_source(data: Data, folder: Path | None) -> Source:
         return _from_hub(data, folder)
     raise UserError(
         "the recipe names no data; set data.train to a file "
-        f"({', '.join(_DATA_SUFFIXES)}, .txt or a directory of text), or data.hub to a data set"
+        f"({', '.join(DATA_SUFFIXES)}, .txt or a directory of text), or data.hub to a data set"
     )
 
 
@@ -170,164 +119,6 @@ def _from_files(data: Data) -> Source:
         {split: partial(read_files, group, header=data.header) for split, group in files.items()},
         files=every,
     )
-
-
-def read_files(files: Sequence[File], *, header: bool | None = None) -> Iterator[Row]:
-    """Rows of one file or directory, or of plain text files that pair line by line."""
-    return _parallel(files) if len(files) > 1 else files[0].rows(header)
-
-
-def _check(path: Path) -> None:
-    """Refuse what is missing, and what is neither a directory nor a file that ends."""
-    shown = printable(str(path))[:200]
-    try:
-        if not path.is_dir():
-            check_regular_file(path)
-    except FileNotFoundError:
-        where = "data.train, data.validation, data.test"
-        raise UserError(f"{shown} does not exist; check {where}") from None
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:  # too long, or with a null byte
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {shown}: {why}; check the path") from None
-
-
-def _rows_at_once(path: Path, metadata: Any) -> int:  # noqa: ANN401  pyarrow's FileMetaData
-    """How many rows of a parquet file are decoded together, once its own directory is believable.
-
-    A dictionary stores a long text once and a row that repeats it in a few bits, which no size in
-    the directory tells: so few rows at once where a column holds much, and far too much for its
-    size on disk.
-    """
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    unpacked = sum(group.total_byte_size for group in groups)
-    check_expansion(path, max(unpacked, 8 * metadata.num_rows * metadata.num_columns))
-    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
-    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
-    packed = any(c.total_uncompressed_size > 20 * c.total_compressed_size for c in chunks)
-    fits = expansion_limit(path) // 4 // max(1, largest)
-    return max(1 if packed else 128, min(1024, fits))
-
-
-def _parquet(file: File) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name, numbers = str(file.path), itertools.count(1)
-    try:
-        with file.opened() as stream:
-            content, total = pq.ParquetFile(stream), 0
-            for batch in content.iter_batches(_rows_at_once(file.path, content.metadata)):
-                total += batch.nbytes
-                check_expansion(file.path, total)
-                for fields in batch.to_pylist():
-                    yield Row(name, next(numbers), fields)
-    except pa.ArrowException as error:
-        raise UserError(f"{name} is not a readable parquet file: {error}; write it again") from None
-
-
-def _jsonl(file: File) -> Iterator[Row]:
-    name = str(file.path)
-    for number, line in enumerate(file.lines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError):
-            yield Row(name, number, {}, "not valid JSON")
-            continue
-        fault = None if isinstance(fields, dict) else "not a JSON object"
-        yield Row(name, number, {} if fault else fields, fault)
-
-
-def _delimited(file: File, header: bool | None) -> Iterator[Row]:
-    """Csv with its quotes, or tsv, where a quote is a character like any other."""
-    csv.field_size_limit(2**31 - 1)
-    name, is_tsv = str(file.path), file.path.suffix == ".tsv"
-    lines = file.lines()
-    reader = (
-        csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
-    )
-    try:
-        first = next(reader, None)
-        if first is None:
-            raise UserError(f"{name} is empty; expected rows")
-        rows: Iterable[list[str]] = reader
-        if looks_like_header(first) if header is None else header:
-            names = [first[0] or (_INDEX if _INDEX not in first else "1"), *first[1:]]
-        else:
-            names = [str(number) for number in range(1, len(first) + 1)]
-            rows = itertools.chain([first], reader)
-        width = len(names)
-        for cells in rows:
-            if len(cells) == width:
-                yield Row(name, reader.line_num, dict(zip(names, cells)))  # noqa: B905  equal
-            elif cells:
-                fault = f"{len(cells)} fields where {width} are expected"
-                yield Row(name, reader.line_num, dict(zip(names, cells, strict=False)), fault)
-    except csv.Error as error:
-        raise UserError(f"{name} is not a readable table ({error}); check its format") from None
-
-
-def looks_like_header(cells: list[str]) -> bool:
-    """Whether a first row reads like names: distinct, up to three plain words each.
-
-    The first may be empty, as pandas leaves the name of an index, where others follow.
-    """
-    named = cells[1:] if len(cells) > 1 and not cells[0] else cells
-    plain = all(_HEADER_CELL.fullmatch(cell.strip()) for cell in named)
-    return plain and len(set(cells)) == len(cells) and all(len(cell) <= 40 for cell in cells)
-
-
-def _parallel(files: Sequence[File]) -> Iterator[Row]:
-    paths = [file.path for file in files]
-    names = [path.suffix.removeprefix(".") or path.name for path in paths]
-    if len(set(names)) < len(names):
-        names = ["source", "target", *(f"text{n}" for n in range(3, len(names) + 1))]
-    for number, lines in enumerate(itertools.zip_longest(*(f.lines() for f in files)), start=1):
-        there = [line is not None for line in lines]
-        fields = {
-            name: line.removesuffix("\n") for name, line in zip(names, lines, strict=True) if line
-        }
-        fault = None
-        if not all(there):
-            shorter = paths[there.index(False)]
-            fault = f"{shorter} has no such line; the files must pair line by line"
-        yield Row(str(paths[there.index(True)]), number, fields, fault)
-
-
-def _text(file: File) -> Iterator[Row]:
-    """Paragraphs between blank lines; in a file without blank lines, lines."""
-    by_line = all(line.strip() for line in file.lines())
-    numbered = ((n, line.removesuffix("\n")) for n, line in enumerate(file.lines(), start=1))
-    if by_line:
-        yield from (Row(str(file.path), number, {"text": line}) for number, line in numbered)
-        return
-    for filled, group in itertools.groupby(numbered, key=lambda item: bool(item[1].strip())):
-        if filled:
-            lines = list(group)
-            text = "\n".join(line for _, line in lines)
-            yield Row(str(file.path), lines[0][0], {"text": text})
-
-
-def _text_folder(folder: Path) -> Iterator[Row]:
-    """Every file below a directory is one document, hidden ones aside."""
-    for path in _files_below(folder):
-        yield Row(str(path), 1, {"text": "".join(File(path).lines()).removesuffix("\n")})
-
-
-def _files_below(folder: Path) -> list[Path]:
-    files: list[Path] = []
-    for place, _, names in os.walk(folder):
-        files += [Path(place, name) for name in names]
-        if len(files) > MAX_FILES:
-            raise UserError(
-                f"{folder} holds more than {MAX_FILES:,} files; name a directory of text files "
-                "alone, or put their texts into one .txt, .jsonl or .parquet file"
-            )
-    whole = [path for path in sorted(files) if path.is_file()]
-    return [path for path in whole if not path.relative_to(folder).as_posix().startswith(".")]
 
 
 def _from_corpus(name: str, difficulty: int | None) -> Source:
@@ -389,7 +180,7 @@ def local_folders(data: Data, folder: Path | None) -> list[Path]:
 
 def _split_files(place: Path, split: str) -> list[File]:
     name = re.compile(rf"{re.escape(split)}(-\d[\w-]*)?")
-    files = [path for path in sorted(place.iterdir()) if path.suffix in _DATA_SUFFIXES]
+    files = [path for path in sorted(place.iterdir()) if path.suffix in DATA_SUFFIXES]
     return [File(path) for path in files if name.fullmatch(path.stem)]
 
 
@@ -406,7 +197,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
-            f"cannot load {name} from the hub ({cause}); these files would serve instead: "
+            f"cannot load {name} from the hub ({cause}); these files would do instead: "
             f"{place}/{{{','.join(wanted)}}}.parquet (SYNTHESIZER_DATA names the directory of such "
             "copies), or data.train=FILE"
         ) from None

@@ -14,11 +14,14 @@ from synthesizer.errors import UserError
 from synthesizer.untrusted import printable
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value: override any key of the recipe.")
+    list[str] | None,
+    typer.Option("--set", help="Override a key of the recipe: train.steps=100. May be repeated."),
 ]
 Imports = Annotated[
     list[str] | None,
-    typer.Option("--import", help="Module or .py file that registers your own functions."),
+    typer.Option(
+        "--import", help="Module or .py file that registers your own functions. May be repeated."
+    ),
 ]
 Verify = Annotated[
     bool,

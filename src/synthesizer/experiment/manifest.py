@@ -17,6 +17,7 @@ from synthesizer.untrusted import read_regular
 
 MANIFEST = "manifest.json"
 SMALL = 2**20  # bytes; the hash of such a file costs nothing and is always compared
+PASSING = ("checkpoints", "tensorboard", "tracking", "wandb")  # directories: resuming, trackers
 UNREAD = ("README.md",)  # of model/: users edit it, and nothing reads it
 REMEDY = (
     "restore it from a copy, or delete the directory and train again "
@@ -29,24 +30,27 @@ def manifest_text(folder: Path, more: dict[str, str]) -> str:
 
     What is hashed is synced too: a power cut cannot take what the manifest vouches for.
     """
-    files: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        own = path.is_file() and not path.name.startswith(".") and path.name not in UNREAD
-        if (
-            own
-            and name != MANIFEST
-            and not name.startswith(("checkpoints/", "tensorboard/", "tracking/", "wandb/"))
-        ):
-            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, sync=True)}
-    for path in sorted((folder / "checkpoints").glob("*.safetensors")):
-        if "-" not in path.stem:  # step-N and best-N go when the run is finished
-            name = path.relative_to(folder).as_posix()
-            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path, sync=True)}
+    kept = [path for path in sorted(folder.rglob("*")) if _is_kept(path, folder)]
+    offered = sorted((folder / "checkpoints").glob("*.safetensors"))
+    kept += [path for path in offered if "-" not in path.stem]  # step-N and best-N will be deleted
+    files: dict[str, dict[str, Any]] = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": _sha256(path, sync=True),
+        }
+        for path in kept
+    }
     for name, text in more.items():
         content = text.encode()
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return json.dumps({"files": files, "sha256": _own_hash(files)}, indent=1) + "\n"
+
+
+def _is_kept(path: Path, folder: Path) -> bool:
+    """Whether a file is a result of the run, checkpoints aside."""
+    first = path.relative_to(folder).parts[0]
+    own = path.name not in UNREAD and not path.name.startswith(".") and first not in PASSING
+    return own and first != MANIFEST and path.is_file()
 
 
 def find_damage(

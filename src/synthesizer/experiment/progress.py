@@ -4,64 +4,47 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from synthesizer.experiment.console import say
 from synthesizer.untrusted import printable
 
 
-class Progress(Protocol):
-    """What the training loop reports."""
+class Progress:
+    """What the training loop reports; subclasses show it."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         """Training is at a step: its loss, tokens per second, and seconds left."""
-        ...
 
     def measure(self, step: int, metric: str, value: float) -> None:
         """The main metric was measured on validation."""
-        ...
+        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         """Print a message."""
-        ...
 
     def close(self) -> None:
         """Nothing more will be reported."""
-        ...
 
 
-class Quiet:
+class Quiet(Progress):
     """Reports nothing."""
 
-    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None: ...
 
-    def measure(self, step: int, metric: str, value: float) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Lines:
+class Lines(Progress):
     """One plain line per message."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {clock(left)} left")
 
-    def measure(self, step: int, metric: str, value: float) -> None:
-        self.say(f"step {step}  validation {metric} {value:.4f}")
-
     def say(self, text: str) -> None:
-        sys.stdout.write(printable(text, lines=True) + "\n")
-        sys.stdout.flush()
-
-    def close(self) -> None: ...
+        say(text)
 
 
-class Bar:
+class Bar(Progress):
     """A bar that stays at the bottom, with messages above it."""
 
     def __init__(self) -> None:
@@ -85,9 +68,6 @@ class Bar:
             rate=f"{rate:,.0f}",
             left=clock(left),
         )
-
-    def measure(self, step: int, metric: str, value: float) -> None:
-        self.say(f"step {step}  validation {metric} {value:.4f}")
 
     def say(self, text: str) -> None:
         self._bar.console.print(
@@ -134,8 +114,7 @@ def open_count(*, plain: bool) -> Iterator[Callable[[int, int, str], None]]:
         def tell(done: int, total: int, what: str) -> None:
             if said[-1:] != [what]:
                 said.append(what)
-                sys.stdout.write(f"{done}/{total}  {printable(what)}\n")
-                sys.stdout.flush()
+                say(f"{done}/{total}  {printable(what)}")
 
         yield tell
         return

@@ -1,15 +1,15 @@
 """The built-in recipes at a glance: task, data, size and rough cost, without building anything."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from synthesizer.experiment.recipe import Data, Recipe, load_recipe, recipe_names
+from synthesizer.experiment.recipe import Recipe, load_recipe, recipe_names
+from synthesizer.experiment.recipe_keys import Data
 
 CPU_THREAD = 4e10  # floating point operations per second of one CPU thread, roughly
 BYTES = 256
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """One line of `synthesizer recipes`."""
 
     name: str

@@ -6,10 +6,8 @@ Shares, correlations and similarities are in percent, as papers print them.
 """
 
 from synthesizer.metrics.bleu import (
-    bleu_from_statistics,
     bleu_signature,
     bleu_statistics,
-    chrf_from_statistics,
     chrf_signature,
     chrf_statistics,
 )
@@ -18,13 +16,9 @@ from synthesizer.metrics.classification import (
     NO_LABEL,
     accuracy_statistics,
     confusion_statistics,
-    f1_from_statistics,
     macro_f1_from_statistics,
-    matthews_from_statistics,
-    token_accuracy_statistics,
 )
 from synthesizer.metrics.correlation import (
-    correlation_from_statistics,
     pearson_statistics,
     spearman_statistics,
 )
@@ -37,22 +31,16 @@ from synthesizer.metrics.embedding import (
 from synthesizer.metrics.glue import (
     GLUE,
     SUPERGLUE,
-    Average,
     glue_average,
     multirc_statistics,
-    normalize_answer,
     record_statistics,
     superglue_average,
 )
 from synthesizer.metrics.language_model import (
     bigram_statistics,
-    bits_per_byte_from_statistics,
     fit_bigram,
-    interpolation_weights,
     language_model_statistics,
-    perplexity_from_statistics,
     token_bigram_perplexity,
-    word_perplexity_from_statistics,
 )
 from synthesizer.metrics.meteor import (
     meteor15_no_wordnet_signature,
@@ -64,12 +52,10 @@ from synthesizer.metrics.per_example import (
     DOCUMENTS,
     Statistics,
     Total,
-    mean_statistics,
     percent_from_statistics,
 )
-from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics, split_sentences
+from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics
 from synthesizer.metrics.scores import SCORES, base_metric, score
-from synthesizer.metrics.tokens import Reference, words
 
 __all__ = [
     "DOCUMENTS",
@@ -79,53 +65,37 @@ __all__ = [
     "ROUGE",
     "SCORES",
     "SUPERGLUE",
-    "Average",
-    "Reference",
     "Statistics",
     "Total",
     "accuracy_statistics",
     "base_metric",
     "bigram_statistics",
-    "bits_per_byte_from_statistics",
-    "bleu_from_statistics",
     "bleu_signature",
     "bleu_statistics",
-    "chrf_from_statistics",
     "chrf_signature",
     "chrf_statistics",
     "cider_signature",
     "cider_statistics",
     "confusion_statistics",
-    "correlation_from_statistics",
     "embedding_statistics",
-    "f1_from_statistics",
     "fit_bigram",
     "glue_average",
-    "interpolation_weights",
     "language_model_statistics",
     "macro_f1_from_statistics",
-    "matthews_from_statistics",
-    "mean_statistics",
     "meteor15_no_wordnet_signature",
     "meteor15_no_wordnet_statistics",
     "meteor_no_wordnet_signature",
     "meteor_no_wordnet_statistics",
     "multirc_statistics",
-    "normalize_answer",
     "pearson_statistics",
     "percent_from_statistics",
-    "perplexity_from_statistics",
     "record_statistics",
     "rouge_signature",
     "rouge_statistics",
     "score",
     "spearman_statistics",
-    "split_sentences",
     "superglue_average",
-    "token_accuracy_statistics",
     "token_bigram_perplexity",
     "train_vectors",
     "vectors_signature",
-    "word_perplexity_from_statistics",
-    "words",
 ]

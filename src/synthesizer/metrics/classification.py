@@ -22,26 +22,6 @@ def accuracy_statistics(predictions: Sequence[int], targets: Sequence[int]) -> S
     return mean_statistics([p == t for p, t in zip(predictions, targets, strict=True)])
 
 
-def token_accuracy_statistics(
-    predictions: Sequence[NDArray[np.int64]],
-    targets: Sequence[NDArray[np.int64]],
-    *,
-    ignore: int = -100,
-) -> Statistics:
-    """Columns (right tokens, scored tokens) per sequence; targets of `ignore` are not scored."""
-    require_equal(len(predictions), len(targets))
-    rows = []
-    for predicted, target in zip(predictions, targets, strict=True):
-        if predicted.shape != target.shape:
-            raise UserError(
-                f"a prediction of shape {predicted.shape} and a target of shape {target.shape}; "
-                "they must pair token by token"
-            )
-        scored = target != ignore
-        rows.append(((predicted == target)[scored].sum(), scored.sum()))
-    return np.array(rows, dtype=np.float64)
-
-
 def confusion_statistics(
     predictions: Sequence[int], targets: Sequence[int], *, num_labels: int
 ) -> Statistics:

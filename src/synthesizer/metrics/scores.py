@@ -3,21 +3,14 @@
 from collections.abc import Callable
 
 from synthesizer.errors import UserError
-from synthesizer.metrics.bleu import (
-    bleu_from_statistics,
-    chrf_from_statistics,
-)
+from synthesizer.metrics.bleu import bleu_from_statistics, chrf_from_statistics
 from synthesizer.metrics.classification import (
     f1_from_statistics,
     macro_f1_from_statistics,
     matthews_from_statistics,
 )
-from synthesizer.metrics.correlation import (
-    correlation_from_statistics,
-)
-from synthesizer.metrics.embedding import (
-    EMBEDDING,
-)
+from synthesizer.metrics.correlation import correlation_from_statistics
+from synthesizer.metrics.embedding import EMBEDDING
 from synthesizer.metrics.language_model import (
     bits_per_byte_from_statistics,
     perplexity_from_statistics,

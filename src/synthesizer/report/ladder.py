@@ -8,6 +8,7 @@ import numpy as np
 
 from synthesizer.experiment.progress import clock
 from synthesizer.report.load import Record, Row, Study, plain_change
+from synthesizer.report.opponent import opponent_of
 from synthesizer.report.page import Plot, figures, paragraph, table
 from synthesizer.report.style import (
     BLUE,
@@ -19,7 +20,7 @@ from synthesizer.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer.report.summary import METRICS, MINUS, MISSING, opponent_of, span
+from synthesizer.report.summary import METRICS, MINUS, MISSING, span
 from synthesizer.report.tables import markdown
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,

@@ -1,6 +1,5 @@
 """All metrics of a task, in the order and under the headings of the paper's tables (no torch)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,10 @@ import numpy as np
 from synthesizer.experiment.published import paper
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study, plain_change
+from synthesizer.report.opponent import base_of
 from synthesizer.report.summary import (
-    MINUS,
     Summary,
-    base_of,
+    difference_text,
     measured,
     scores_of,
     span,
@@ -139,19 +138,12 @@ def _compare(summary: Summary, rows: Sequence[Row], key: str) -> dict[str, Compa
 
 
 def _differences(row: Row, keys: Sequence[str], compared: dict[str, dict[str, Comparison]]) -> str:
-    return " / ".join(difference_text(compared[key].get(row.label)) for key in keys)
+    return " / ".join(difference_and_verdict(compared[key].get(row.label)) for key in keys)
 
 
-def difference_text(found: Comparison | None, digits: int = 2) -> str:
-    """'+0.31 [+0.20, +0.42], better'; without the interval where seeds are too few for one."""
-    if found is None:
-        return span([])
-    ends = [found.low, found.high] if found.covers_seeds and math.isfinite(found.low) else []
-    shown, *bounds = [
-        f"{value:+.{digits}f}".replace("-", MINUS) for value in (found.difference, *ends)
-    ]
-    interval = f" [{bounds[0]}, {bounds[1]}]" if bounds else ""
-    return f"{shown}{interval}, {found.word}"
+def difference_and_verdict(found: Comparison | None) -> str:
+    """'+0.31 [+0.20, +0.42], better'."""
+    return difference_text(found) + (f", {found.word}" if found is not None else "")
 
 
 def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, float]]]:

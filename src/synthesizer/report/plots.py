@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from synthesizer.report.costs import machines
 from synthesizer.report.style import (
     BLUE,
     MUTED,
@@ -22,7 +23,7 @@ from synthesizer.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer.report.summary import Line, Summary, machines
+from synthesizer.report.summary import Line, Summary
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.tune import learning_rate_of
 

@@ -1,11 +1,14 @@
-"""How reliable a table is: what its intervals hold, and whatever a reader should distrust."""
+"""What a reader of a table must know: how it was made, and what there is to distrust."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from synthesizer.report.opponent import curve_sentences, opponent_sentences
+from synthesizer.report.costs import machines
+from synthesizer.report.opponent import DOT, opponent_record
 from synthesizer.report.summary import Line, Summary
+from synthesizer.sizes import DEFAULTS
 from synthesizer.spec import NONE
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.rows import AS_LARGE
@@ -24,17 +27,90 @@ WITHOUT_A_NETWORK = {
 """What a task measures on its data beside the networks, by the key of its report."""
 
 
+def notes(summary: Summary) -> list[str]:
+    """What a reader must know to read the table."""
+    facts = summary.study.facts
+    said = reliability(summary)
+    chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
+    if facts.get("tune"):
+        said.append(
+            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
+            "those that did best on validation."
+        )
+    elif chosen:
+        said.append(
+            f"All variants use the recipe's learning rates, which were chosen for {chosen}."
+        )
+    else:
+        said.append("All variants use the recipe's learning rates; none was tuned on its own.")
+    for one in facts.get("measured") or ():
+        tried = [
+            f"{', '.join(trial['changes']) or 'as inferred'} {trial['validation']:.2f}"
+            for trial in one["trials"]
+            if trial["validation"] is not None
+        ]
+        said.append(
+            f"The {one['choice']} of all variants was chosen by {one['row']} on validation "
+            f"({'; '.join(tried)}): {', '.join(one['chosen']) or 'as inferred'}."
+        )
+    if facts.get("match") == "time":
+        said.append(
+            "All variants are trained for as many seconds as dot. The number of steps of each "
+            "follows from a step timed beforehand, and is in its remarks. The search ran with "
+            "equal steps."
+        )
+    elif facts.get("match") not in (None, "none"):
+        budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
+        said.append(
+            f"The feed-forward width is chosen so that all variants have the same {budget}."
+        )
+    before = facts.get("pretrain")
+    if before:
+        said.append(
+            f"Every variant was pretrained first by {before['recipe']}, {before['steps']:,} steps, "
+            "with the same synthesis and seed."
+        )
+    if len(kinds := machines(summary.finished)) > 1:
+        said.append(
+            "Speeds are compared with dot's only where both were measured on machines of one kind; "
+            f"these runs were made on {len(kinds)}: {'; '.join(kinds)}."
+        )
+    left = _without_bias(summary)
+    if left:
+        said.append(f"{left}: has no logits to add the relative bias to, and runs without it.")
+    return [*said, *_without_a_network(summary)]
+
+
+def _without_bias(summary: Summary) -> str:
+    """The rows some of whose layers run without the relative bias."""
+    rows = [
+        line.row.label
+        for line in summary.lines
+        if any((run.result or {}).get("layers_without_bias") for run in line.row.finished)
+    ]
+    return ", ".join(rows)
+
+
+def _without_a_network(summary: Summary) -> list[str]:
+    """What can be had without a network, as the runs report it of their data."""
+    return [
+        f"Without any network, {words} has {value:.{summary.digits}f} "
+        f"({summary.metric_name}) on the same examples."
+        for words, value in floors(summary).items()
+    ]
+
+
 def reliability(summary: Summary) -> list[str]:
     """Sentences, the loudest first."""
     return [
         *_floors(summary),
         *_without_attention(summary),
-        *opponent_sentences(summary),
+        *_opponent(summary),
         *_again(summary),
         *_intervals(summary),
         *_units(summary),
         *_seeds(summary),
-        *curve_sentences(summary),
+        *_closing_gaps(summary),
         *_size_control(summary),
         *_commits(summary),
     ]
@@ -53,9 +129,9 @@ def _floors(summary: Summary) -> Iterator[str]:
     for words, value in floors(summary).items():
         if means and sign * value >= max(means):
             yield (
-                f"NO ROW BEATS WHAT NEEDS NO NETWORK: {words} has "
-                f"{value:.{summary.digits}f} ({summary.metric_name}). Nothing was learned here "
-                "that a comparison of attention could speak of."
+                f"NO ROW BEATS A BASELINE WITHOUT A NETWORK: {words} has "
+                f"{value:.{summary.digits}f} ({summary.metric_name}). The models learned too "
+                "little to compare their attention."
             )
 
 
@@ -66,8 +142,8 @@ def _without_attention(summary: Summary) -> Iterator[str]:
     if control is not None and means and all(sign * control >= sign * m for m in means.values()):
         yield (
             f"NO ROW BEATS THE ONE WITHOUT SELF-ATTENTION: {NONE} has "
-            f"{control:.{summary.digits}f} ({summary.metric_name}). So much data, so short a "
-            "training or this task gives attention nothing to do; words between the others say "
+            f"{control:.{summary.digits}f} ({summary.metric_name}). With this task, these "
+            "data and this much training, attention does not help; verdicts on the other rows say "
             "little."
         )
 
@@ -79,7 +155,7 @@ def _again(summary: Summary) -> Iterator[str]:
     elif is_void(again):
         yield (
             f"THE TABLE IS VOID: dot under other seeds is called {again.word} than dot "
-            f"({again.difference:+.{summary.digits}f}), so that no other word means anything."
+            f"({again.difference:+.{summary.digits}f}), so no other verdict counts."
         )
     else:
         yield (
@@ -90,24 +166,25 @@ def _again(summary: Summary) -> Iterator[str]:
 
 def _intervals(summary: Summary) -> Iterator[str]:
     yield (
-        "Differences are row minus dot over shared seeds. The interval is the one that its word "
-        "is read off: better where all of it is better than zero, no worse where all of it is "
-        f"above the margin ({summary.margin}), worse where all of it is below. Its ends hold "
-        "seeds and test examples, corrected over the rows and looks, so that the chance of any "
-        f"wrong word in the table is {LEVEL:.0%}; fewer than {FEWEST_SEEDS} seeds get no word."
+        "Differences are row minus dot over shared seeds. A verdict follows from its interval: "
+        "better where all of it is better than zero, no worse where all of it is within the margin "
+        f"({summary.margin}) or better, worse where all of it is beyond. Intervals account for "
+        "seeds and test examples, and are corrected for the number of rows and looks: the chance "
+        f"of any wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} seeds "
+        "there is no verdict."
     )
     if len({line.row.varied for line in summary.lines}) > 1:
-        yield f"Each varied value is a table of its own, with its own dot and its own {LEVEL:.0%}."
+        yield f"Each varied value is judged alone, with its own dot and its own {LEVEL:.0%}."
     looks = summary.looks
     if looks is not None and len(looks.planned) > 1:
         yield (
-            f"Looks were planned at {_list(looks.planned)} seeds and taken at "
-            f"{_list(looks.taken)}; each has its part of the {LEVEL:.0%}."
+            f"Interim looks were planned at {_list(looks.planned)} seeds and taken at "
+            f"{_list(looks.taken)}; each uses its part of the {LEVEL:.0%}."
         )
     elif any(line.comparison and line.comparison.covers_seeds for line in summary.lines):
         yield (
             "The number of seeds counts as fixed before the first run. Adding seeds because a row "
-            "is undecided, and judging again, is wrong more often than stated."
+            "is undecided, and judging again, makes wrong verdicts more likely than that."
         )
 
 
@@ -124,7 +201,7 @@ def _units(summary: Summary) -> Iterator[str]:
     if known[0] < FEWEST_UNITS:
         yield (
             f"FEW TEST DOCUMENTS: the test set counts as {known[0]:.1f} independent ones, fewer "
-            f"than {FEWEST_UNITS}; what other texts would say is hardly known."
+            f"than {FEWEST_UNITS}; how other texts would score is hardly known."
         )
 
 
@@ -135,8 +212,8 @@ def _seeds(summary: Summary) -> Iterator[str]:
     least = min(count for count in counts if count >= FEWEST_SEEDS)
     yield (
         f"A mean hides seeds that fail, so each row also shows its worst. Where none of {least} "
-        f"seeds failed, up to {failing_rate(least):.0%} of all seeds still may (95 % bound), and "
-        "a word says nothing of them."
+        f"seeds failed, up to {failing_rate(least):.0%} of all seeds still may (95 % bound); "
+        "the verdict says nothing about them."
     )
     compared = [line.comparison for line in summary.lines if line.comparison]
     spreads = [line.sd for line in summary.lines if line.comparison and line.sd is not None]
@@ -155,7 +232,7 @@ def _size_control(summary: Summary) -> Iterator[str]:
             if found.margin >= gain:
                 yield (
                     f"The margin is not smaller than what more parameters alone gain ({gain:+.3g}, "
-                    f"{line.row.label}): no worse may hide as much as that."
+                    f"{line.row.label}): a verdict of no worse may hide as large a loss."
                 )
 
 
@@ -170,7 +247,7 @@ def _commits(summary: Summary) -> Iterator[str]:
         same = "bit for bit equal" if again.get("equal") else "DIFFERENT"
         rerun = f"seed {again.get('seed')} of {again.get('row')} was run again and is {same}"
     else:
-        rerun = "no seed was run again, so what the change of code did to it is not known"
+        rerun = "no seed was run again, so the effect of the change of code is not known"
     short = ", ".join(commit[:10] for commit in commits)
     yield f"The runs come from {len(commits)} commits ({short}); {rerun}."
 
@@ -184,3 +261,92 @@ def worst(line: Line, *, higher_is_better: bool) -> float | None:
 
 def _list(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def _opponent(summary: Summary) -> Iterator[str]:
+    """Which dot product the verdicts are about, how it was found, and what it gains."""
+    row, chosen = summary.opponent, opponent_record(summary.study)
+    if row is None:
+        return
+    model = row.runs[0].recipe.get("model", {}) if row.runs else {}
+    positions = model.get("positions", DEFAULTS.positions)
+    others = {
+        str(run.recipe.get("model", {}).get("positions", DEFAULTS.positions))
+        for line in summary.lines
+        if line.row.spec == DOT
+        for run in line.row.runs
+    }
+    others |= {str(trial.get("positions")) for trial in chosen.get("trials", [])}
+    kinds = {kind for text in others for kind in text.split("+")}
+    if not {"relative", "rotary", "alibi"} & {kind.partition(":")[0] for kind in kinds}:
+        yield (
+            f"THE OPPONENT MAY BE WEAK: dot is compared with {positions} positions alone. A table "
+            "also encodes positions; against a dot product with relative or rotary positions the "
+            "answer may differ."
+        )
+        return
+    if row.varied:
+        yield (
+            f"The opponent: each varied value has its own dot product, at the first {row.name} "
+            f"({positions})."
+        )
+        return
+    how = chosen.get("how") or "the best on validation"
+    yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
+    tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]
+    if tried:
+        shown = [
+            f"{t['positions']} {t['validation']:.{summary.digits}f}" for t in _best_each(tried)
+        ]
+        listed = ", ".join(shown)
+        yield f"Its positions were searched with a seed of its own, on validation: {listed}."
+    yield from _gain(summary, chosen.get("configured"))
+
+
+def _best_each(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best trial of each kind of positions."""
+    best: dict[str, dict[str, Any]] = {}
+    for trial in tried:
+        kind = next(
+            (t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")),
+            trial["positions"],
+        )
+        trial = {**trial, "positions": kind}
+        sign = 1 if trial.get("higher_is_better", True) else -1
+        old = best.get(kind)
+        if old is None or sign * trial["validation"] > sign * old["validation"]:
+            best[kind] = trial
+    return list(best.values())
+
+
+def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
+    """What the opponent's positions gain over dot as it was configured."""
+    means = {line.row.label: line.mean for line in summary.lines}
+    opponent = summary.opponent.label if summary.opponent else None
+    before, after = means.get(configured or DOT), means.get(opponent or "")
+    if before is None or after is None or opponent == (configured or DOT):
+        return
+    gain = (after - before) * (1 if summary.higher_is_better else -1)
+    word = "gains" if gain > 0 else "loses"
+    yield (
+        f"Assay sensitivity: with {opponent.removeprefix('dot, ') if opponent else ''} positions "
+        f"dot {word} {abs(gain):.{summary.digits}f} {summary.metric_name} over dot as configured; "
+        "a table's lead over the latter may be no more than that."
+    )
+
+
+def _closing_gaps(summary: Summary) -> Iterator[str]:
+    """Whose gap to dot still closes when training ends."""
+    closing = [line for line in summary.lines if line.is_closing]
+    if not closing:
+        return
+    digits = summary.digits
+    shown = [
+        f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
+        for line in closing
+    ]
+    yield (
+        "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
+        f"closes for {'; '.join(shown)}. What longer training would say is open "
+        "(--confirm 3x trains them three times as long)."
+    )

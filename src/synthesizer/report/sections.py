@@ -10,13 +10,13 @@ from synthesizer.report.attention_plots import (
     shown_lines,
     weight_histograms,
 )
+from synthesizer.report.costs import machines
 from synthesizer.report.metric_tables import (
-    difference_text,
+    difference_and_verdict,
     metric_tables,
     varied_points,
     varied_table,
 )
-from synthesizer.report.opponent import search_table
 from synthesizer.report.page import (
     Plot,
     Section,
@@ -38,15 +38,16 @@ from synthesizer.report.plots import (
     validation_metric,
 )
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
-from synthesizer.report.reliability import floors, reliability
-from synthesizer.report.summary import MISSING, Opponent, Summary, machines
+from synthesizer.report.reliability import notes
+from synthesizer.report.search import search_table, trial_table
+from synthesizer.report.summary import Opponent, Summary
 from synthesizer.report.tables import TERMS, cells, markdown
 from synthesizer.untrusted import fenced, plain
 
 MOST_SAMPLES = 3
 DIFFERENCES = (
-    "Differences from dot, each metric with its own margin and with the interval that its word is "
-    "read off; every metric has 5 % of error of its own."
+    "Differences from dot. Each metric has its own margin, its own intervals and its own error "
+    "rate of 5 %."
 )
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample
 
@@ -86,7 +87,7 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
         Section("All metrics", _all_metrics(summary)),
         *(Section(f"Against {rival.label}", _against(rival)) for rival in summary.opponents),
         Section("By varied value", _varied(summary)),
-        Section("Search", _trials(summary)),
+        Section("Hyperparameter search", _trials(summary)),
         Section("Published results", _published(summary)),
         Section("Learning curves", _curves(summary) if plots else ""),
         Section("Attention maps", _attention(summary) if plots else ""),
@@ -101,80 +102,6 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
 def explanation() -> Section:
     """What the headings of the tables mean."""
     return Section("Terms", glossary(TERMS))
-
-
-def notes(summary: Summary) -> list[str]:
-    """What a reader must know to read the table."""
-    facts = summary.study.facts
-    said = [
-        *reliability(summary),
-    ]
-    chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
-    if facts.get("tune"):
-        said.append(
-            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
-            "those that did best on validation."
-        )
-    elif chosen:
-        said.append(
-            f"All variants use the recipe's learning rates, which were chosen for {chosen}."
-        )
-    else:
-        said.append("All variants use the recipe's learning rates; none was tuned on its own.")
-    for one in facts.get("measured") or ():
-        tried = [
-            f"{', '.join(trial['changes']) or 'as inferred'} {trial['validation']:.2f}"
-            for trial in one["trials"]
-            if trial["validation"] is not None
-        ]
-        said.append(
-            f"The {one['choice']} of all variants was chosen by {one['row']} on validation "
-            f"({'; '.join(tried)}): {', '.join(one['chosen']) or 'as inferred'}."
-        )
-    if facts.get("match") == "time":
-        said.append(
-            "All variants are trained for as many seconds as dot: the steps of each follow from a "
-            "step timed beforehand, and stand in its remarks. The search ran with equal steps."
-        )
-    elif facts.get("match") not in (None, "none"):
-        budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
-        said.append(
-            f"The feed-forward width is chosen so that all variants have the same {budget}."
-        )
-    before = facts.get("pretrain")
-    if before:
-        said.append(
-            f"Every variant was pretrained first by {before['recipe']}, {before['steps']:,} steps, "
-            "with the same synthesis and seed."
-        )
-    if len(kinds := machines(summary.finished)) > 1:
-        said.append(
-            "Speeds stand beside dot's only where both were measured on machines of one kind; "
-            f"these runs were made on {len(kinds)}: {'; '.join(kinds)}."
-        )
-    left = _without_bias(summary)
-    if left:
-        said.append(f"{left}: no logits that the relative bias could act on, so it runs without.")
-    return [*said, *_without_a_network(summary)]
-
-
-def _without_bias(summary: Summary) -> str:
-    """The rows some of whose layers run without the relative bias."""
-    rows = [
-        line.row.label
-        for line in summary.lines
-        if any((run.result or {}).get("layers_without_bias") for run in line.row.finished)
-    ]
-    return ", ".join(rows)
-
-
-def _without_a_network(summary: Summary) -> list[str]:
-    """What can be had without a network, as the runs report it of their data."""
-    return [
-        f"Without any network, {words} has {value:.{summary.digits}f} "
-        f"({summary.metric_name}) on the same examples."
-        for words, value in floors(summary).items()
-    ]
 
 
 def text_of(summaries: Sequence[Summary]) -> str:
@@ -201,7 +128,11 @@ def text_of(summaries: Sequence[Summary]) -> str:
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
-            parts += ["## Search", markdown(*trials(summary)), markdown(*search_table(summary))]
+            parts += [
+                "## Hyperparameter search",
+                markdown(*trial_table(summary)),
+                markdown(*search_table(summary)),
+            ]
         published = _paper_of(summary)
         if published:
             parts += ["## Published results", _apart()]
@@ -216,9 +147,9 @@ def text_of(summaries: Sequence[Summary]) -> str:
 
 def _forest_caption(summary: Summary) -> str:
     bars = (
-        "Bars: the intervals that the words are read off, over seeds and examples"
+        "Bars: the intervals that the verdicts follow from, over seeds and test examples"
         if any(line.comparison and line.comparison.covers_seeds for line in summary.lines)
-        else "Dashed bars: test examples alone, as there are too few seeds to know theirs"
+        else "Dashed bars: intervals over test examples alone, as there are too few seeds"
     )
     return f"{bars}. Shaded: worse than dot by less than the margin ({summary.margin})."
 
@@ -243,14 +174,14 @@ def _all_metrics(summary: Summary) -> str:
 
 def opponent_table(rival: Opponent) -> tuple[list[str], list[list[str]]]:
     """Head and rows of what is known of each row beside an opponent."""
-    rows = [[label, difference_text(found)] for label, found in rival.compared.items()]
+    rows = [[label, difference_and_verdict(found)] for label, found in rival.compared.items()]
     return ["variant", f"difference from {rival.label}, verdict"], rows
 
 
 def _rival_note(rival: Opponent) -> str:
     return (
         f"No worse means worse than {rival.label} by less than {rival.margin}. "
-        "These words have 5 % of error of their own, beside those of the table above."
+        "These verdicts have an error rate of 5 % of their own, apart from the table above."
     )
 
 
@@ -281,28 +212,6 @@ def _left_to_the_table(summary: Summary) -> str:
     )
 
 
-def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of what was tried for each row, the best first."""
-    sign = -1 if summary.higher_is_better else 1
-    rows = []
-    for line in summary.lines:
-        known = [trial for trial in line.row.trials if trial["validation"] is not None]
-        failed = [trial for trial in line.row.trials if trial["validation"] is None]
-        ordered = sorted(known, key=lambda trial: sign * trial["validation"])
-        for place, trial in enumerate([*ordered, *failed]):
-            value = trial["validation"]
-            shown = "failed" if value is None else f"{value:.{summary.digits}f}"
-            set_to = dict(change.split("=", 1) for change in trial["changes"])
-            rates = [
-                set_to.get(key, MISSING)
-                for key in ("train.lr", "train.table_rate", "model.positions")
-            ]
-            chosen = "chosen" if place == 0 and value is not None else ""
-            rows.append([line.row.label, *rates, shown, chosen])
-    heads = ["learning rate", "table rate", "positions", f"validation {summary.metric_name}", ""]
-    return ["variant", *heads], rows
-
-
 def _trials(summary: Summary) -> str:
     if not any(line.row.trials for line in summary.lines):
         return ""
@@ -310,7 +219,9 @@ def _trials(summary: Summary) -> str:
     plot = (
         figures([Plot(score_by_rate(summary), caption)]) if summary.study.facts.get("tune") else ""
     )
-    return "\n".join([plot, table(*search_table(summary)), table(*trials(summary), sortable=True)])
+    return "\n".join(
+        [plot, table(*search_table(summary)), table(*trial_table(summary), sortable=True)]
+    )
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:

@@ -1,14 +1,16 @@
 """The numbers of a study: each row's means over seeds, its verdict, and the answer (no torch)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from synthesizer.metrics import SCORES
+from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
+from synthesizer.report.opponent import base_of, opponent_of
 from synthesizer.spec import NONE
 from synthesizer.study.rows import AGAIN
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE, Looks
@@ -35,7 +37,6 @@ METRICS = {  # as papers write them; others are written with spaces
     "token_accuracy": "token accuracy, %",
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
-DOT = "dot"
 MISSING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 CLOSING = 0.9  # a gap that shrinks below this share of itself in the last third still closes
 MOST_DRAWN = 16  # rows in a plot; the others stay in the table
@@ -158,22 +159,6 @@ class Summary:
         return scope(self.study.recipe, sorted({run.seed for run in self.finished}), varied)
 
 
-COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
-    "parameters": lambda result: result["parameters"]["total"],
-    "flops": lambda result: result["flops_per_token"],
-    "training": lambda result: result["training_tokens_per_second"],
-    "decoding": lambda result: result["decoding_tokens_per_second"],
-    "memory": lambda result: result["training_memory_bytes"],
-    "cache": lambda result: result["cache_bytes_per_token"],
-    "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
-    "sharpness": lambda result: _mean(list(result["sharpness"].values())),
-    "steps_per_token": lambda result: _mean(list(result["steps_per_token"].values())),
-}
-
-
-SPEEDS = ("training", "decoding")  # which depend on the machine
-
-
 def summarize(study: Study) -> Summary:
     """Put a study into numbers."""
     finished = [run for row in study.rows for run in row.finished]
@@ -236,31 +221,8 @@ def _subjects(
         yield f"{study.name} with {changes}" if changes else study.name, specs, closing
 
 
-def base_of(study: Study, row: Row) -> Row | None:
-    """The dot product that a row is compared with, once it is trained."""
-    dot = opponent_of(study, row.varied)
-    return dot if dot is not None and dot.finished else None
-
-
-def _base_cost(row: Row, base: Row | None) -> dict[str, float | None]:
-    """What a row's costs are divided by; no speed where the machines differ."""
-    if base is None:
-        return dict.fromkeys(COSTS)
-    alike = len(machines([*row.finished, *base.finished])) == 1
-    return {name: v if alike or name not in SPEEDS else None for name, v in _cost(base).items()}
-
-
-def machines(runs: Sequence[Record]) -> list[str]:
-    """The kinds of machine that runs were made on: what decides how fast they are."""
-    kinds: dict[str, None] = {}
-    for result in (run.result or {} for run in runs):
-        device = " on ".join(str(result[k]) for k in ("device", "processor") if k in result)
-        kinds[f"{device or '?'}, threads: {result.get('threads', '?')}"] = None
-    return list(kinds)
-
-
 def _opponents(study: Study, asked: dict[str, Any]) -> Iterator[Opponent]:
-    """Every row that --against named, and all others beside it: a family of words of its own."""
+    """Every row that --against named, and all others beside it: with an error rate of its own."""
     metric = asked["metric"]
     for label in study.facts.get("against") or ():
         rival = next((row for row in study.rows if row.label == label and row.finished), None)
@@ -294,6 +256,17 @@ def _runs_of(seeds: Sequence[int]) -> list[str]:
             runs.append([seed])
     spelt = ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run) for run in runs)
     return [word for words in spelt for word in words]
+
+
+def difference_text(found: Comparison | None, digits: int = 2) -> str:
+    """'+0.31 [+0.20, +0.42]'; without the interval where seeds are too few for one."""
+    if found is None:
+        return MISSING
+    ends = [found.low, found.high] if found.covers_seeds and math.isfinite(found.low) else []
+    shown, *bounds = [
+        f"{value:+.{digits}f}".replace("-", MINUS) for value in (found.difference, *ends)
+    ]
+    return f"{shown} [{', '.join(bounds)}]" if bounds else shown
 
 
 def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]) -> str:
@@ -344,16 +317,13 @@ def _line(
     comparison: Comparison | None,
     base: Row | None,
 ) -> Line:
-    cost, beside = _cost(row), _base_cost(row, base)
-    relative = {name: _ratio(value, beside[name]) for name, value in cost.items()}
     dot = thirds(base, metric) if base is not None and comparison is not None else None
     own = None if dot is None else thirds(row, metric)
     gaps = None
     if own is not None and dot is not None:
         gaps = (own[0] - dot[0], own[1] - dot[1], own[2] - dot[2])
-    return Line(
-        row, index, tuple(scores_of(row, metric).values()), comparison, cost, relative, gaps
-    )
+    scores = tuple(scores_of(row, metric).values())
+    return Line(row, index, scores, comparison, cost_of(row), relative_cost(row, base), gaps)
 
 
 def thirds(row: Row, metric: str) -> tuple[float, float, float] | None:
@@ -376,37 +346,6 @@ def thirds(row: Row, metric: str) -> tuple[float, float, float] | None:
     return first, second, last
 
 
-def opponent_record(study: Study) -> dict[str, Any]:
-    """What study.json says of the opponent; empty in older records."""
-    found = study.facts.get("opponent")
-    return found if isinstance(found, dict) else {}
-
-
-def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
-    """The dot product that rows are compared with: as recorded, or the best on validation.
-
-    Studies that recorded none, and those of --vary, have one for each choice of varied values, and
-    its controls behind it.
-    """
-    dots = [row for row in study.rows if row.spec == DOT and row.varied == varied]
-    first = next((run.result or {} for row in dots for run in row.finished), {})
-    metric, higher_is_better = first.get("main_metric", ""), first.get("higher_is_better", True)
-    opponent = opponent_record(study)
-    named = [row for row in dots if row.label == opponent.get("label")]
-    scores = {
-        row.label: _mean(
-            [_told(lambda r: r["validation"][metric], run.result or {}) for run in row.finished]
-        )
-        for row in dots
-        if row.candidate
-    }
-    known = {label: score for label, score in scores.items() if score is not None}
-    if not named and known:
-        best = (max if higher_is_better else min)(known, key=lambda label: known[label])
-        named = [row for row in dots if row.label == best]
-    return next(iter(named or dots), None)
-
-
 def measured(row: Row, metric: str) -> Measured:
     """A row's scores and per-example statistics of a metric."""
     runs = {run.seed: (run.result or {}, run.arrays("statistics.npz")) for run in row.finished}
@@ -417,29 +356,6 @@ def scores_of(row: Row, metric: str) -> dict[int, float]:
     """A metric by seed, of the finished runs that have it."""
     found = {run.seed: (run.result or {})["metrics"].get(metric) for run in row.finished}
     return {seed: value for seed, value in found.items() if value is not None}
-
-
-def _cost(row: Row) -> dict[str, float | None]:
-    return {
-        name: _mean([_told(read, run.result) for run in row.finished if run.result])
-        for name, read in COSTS.items()
-    }
-
-
-def _told(read: Callable[[dict[str, Any]], float | None], result: dict[str, Any]) -> float | None:
-    try:
-        return read(result)
-    except (KeyError, TypeError, AttributeError):  # an older or newer version's result
-        return None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
 
 
 def _margin_text(metric: str, size: float) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from functools import partial
 from textwrap import fill
 
 from synthesizer.report.reliability import worst
-from synthesizer.report.summary import MISSING, Line, Summary
+from synthesizer.report.summary import MISSING, Line, Summary, difference_text, span
 from synthesizer.study.sequential import NOT_JUDGED
 from synthesizer.untrusted import plain, printable
 
@@ -77,13 +76,18 @@ def columns(summary: Summary) -> list[Column]:
     worst_seed = partial(worst, higher_is_better=summary.higher_is_better)
     name = summary.metric_name
     return [
-        Column(f"{name}{spread}", lambda line: _mean_sd(line, digits), score, name),
+        Column(f"{name}{spread}", lambda line: span(line.scores, digits), score, name),
         Column(
             "worst seed",
             lambda line: _number(worst_seed(line), digits),
             {"worst_seed": worst_seed},
         ),
-        Column("difference from dot", lambda line: _difference(line, digits), difference, "vs dot"),
+        Column(
+            "difference from dot",
+            lambda line: difference_text(line.comparison, digits),
+            difference,
+            "vs dot",
+        ),
         Column("verdict", _verdict, {"verdict": _found("word")}, "verdict", _short_verdict),
         _costs("parameters", "parameters", big, "params"),
         _costs("FLOPs per token", "flops", big),
@@ -193,22 +197,6 @@ def _two_digits(value: float | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return MISSING if value is None else f"{value:.{digits}f}"
-
-
-def _mean_sd(line: Line, digits: int) -> str:
-    spread = f" \N{PLUS-MINUS SIGN} {line.sd:.{digits}f}" if line.sd is not None else ""
-    return _number(line.mean, digits) + spread
-
-
-def _difference(line: Line, digits: int) -> str:
-    found = line.comparison
-    if found is None:
-        return MISSING
-    ends = [found.low, found.high] if found.covers_seeds and math.isfinite(found.low) else []
-    shown, *bounds = [
-        f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}") for value in (found.difference, *ends)
-    ]
-    return f"{shown} [{bounds[0]}, {bounds[1]}]" if bounds else shown
 
 
 def _end(line: Line, name: str) -> float | None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer.data.columns import flat_fields, infer_columns, is_known
-from synthesizer.data.sources import SPLITS, Row, Source, open_source
+from synthesizer.data.files import Row
+from synthesizer.data.sources import SPLITS, Source, open_source
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import TASKS, Data, recipe_names
+from synthesizer.experiment.recipe import recipe_names
+from synthesizer.experiment.recipe_keys import TASKS, Data
 
 EPOCHS = {"translation": 30, "summarization": 10}
 CUT = {"translation": 0.01}  # share of texts that may be longer than max_len; else:

@@ -21,11 +21,12 @@ from typing import Any, TextIO
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
+from synthesizer.experiment.progress import Progress
 
 Message = dict[str, Any]
 
 
-class Events:
+class Events(Progress):
     """A worker's progress, as events to the pool."""
 
     def __init__(self, out: TextIO) -> None:
@@ -44,8 +45,6 @@ class Events:
 
     def say(self, text: str) -> None:
         self.send("say", text=text)
-
-    def close(self) -> None: ...
 
 
 def serve() -> None:

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, label_batch
 from synthesizer.data.columns import infer_labels, label_number, label_of, text_of
 from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, Fitter, Limit, tokenizer_texts
-from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.sources import SPLITS, Source
 from synthesizer.data.spill import Fields
 from synthesizer.data.tokenizer import CLS, Template, train_tokenizer
 from synthesizer.experiment.recipe import Recipe

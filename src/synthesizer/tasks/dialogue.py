@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from synthesizer.data.columns import NAMES, BadRow, text_of, texts_of
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns
-from synthesizer.data.sources import Row
 from synthesizer.data.spill import Fields
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.metrics import (

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synthesizer.data.columns import BadRow, label_of, text_of, texts_of, value_of
-from synthesizer.data.sources import Row
-from synthesizer.experiment.recipe import Data
+from synthesizer.data.files import Row
+from synthesizer.experiment.recipe_keys import Data
 
 NLI = ("entailment", "not entailment")
 NO_NUMBER = -1.0  # below every similarity, as in T5's evaluation

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Batch, Ragged, pair_batch
 from synthesizer.data.columns import text_of
 from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, Fitter, Limit, tokenizer_texts
-from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.sources import SPLITS, Source
 from synthesizer.data.spill import Fields
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.experiment.recipe import Recipe

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import IGNORED, Batch, Ragged, probe_batch
 from synthesizer.data.columns import BadRow, text_of
 from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, Fitter, Limit
-from synthesizer.data.sources import SPLITS, Row, Source
+from synthesizer.data.sources import SPLITS, Source
 from synthesizer.data.spill import Fields
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError

@@ -20,14 +20,22 @@ from synthesizer.data.batch import Batch, num_windows, own_part
 from synthesizer.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
 from synthesizer.data.encoder import Encoder
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, tokenizer_texts
-from synthesizer.data.row_stream import RowStream, State
 from synthesizer.data.sampler import Order
-from synthesizer.data.sources import SPLITS, Row, Source, data_folder, open_source
+from synthesizer.data.sources import (
+    SPLITS,
+    RowStream,
+    Source,
+    State,
+    data_folder,
+    open_source,
+)
 from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Data, Recipe
+from synthesizer.experiment.recipe import Recipe
+from synthesizer.experiment.recipe_keys import Data
 from synthesizer.metrics import bigram_statistics, fit_bigram, score, token_bigram_perplexity
 from synthesizer.tasks.task import Built, Task
 
@@ -80,7 +88,7 @@ class StreamTask(Task):
         """The stream of a split and its windows; of validation the first evaluate.limit."""
         if split not in self._arrays:
             raise UserError(
-                f"data.streaming reads {split} bit by bit, without an end; evaluate validation "
+                f"data.streaming reads {split} as a stream, without an end; evaluate validation "
                 "or test"
             )
         stream = self._arrays[split]
@@ -222,7 +230,7 @@ def first_documents(source: Source, data: Data) -> Source:
     missing = [split for split in SPLITS if split not in source.splits]
     if missing:
         raise UserError(
-            f"data.streaming reads train bit by bit and cannot cut {' and '.join(missing)} from "
+            f"data.streaming reads train as a stream and cannot cut {' and '.join(missing)} from "
             f"it; set data.splits.{missing[0]} or data.{missing[0]}"
         )
     is_shared = shared_split(data) is not None

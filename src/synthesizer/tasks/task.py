@@ -74,11 +74,6 @@ class Task:
         self.tokenizer, entry = prepare(recipe, tokenizer_dir, self._build, source=source)
         self._arrays, self._meta, self.report = entry.arrays, entry.meta, entry.meta["report"]
 
-    @property
-    def num_labels(self) -> int | None:
-        """How many labels a classifier has."""
-        return None if self.labels is None else len(self.labels)
-
     def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Endless batches from the `start`-th on (steps times train.accumulate); a pure function.
 

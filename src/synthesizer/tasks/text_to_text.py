@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer.data.batch import Ragged
 from synthesizer.data.columns import Faults, read_rows
 from synthesizer.data.encoded_cache import Entry
+from synthesizer.data.files import Row
 from synthesizer.data.prepare import Fitter, tokenizer_texts
-from synthesizer.data.sources import Row, Source, data_folder, open_source
+from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.data.spill import Fields, Table
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
@@ -24,6 +25,7 @@ from synthesizer.metrics import (
     NO_LABEL,
     SUPERGLUE,
     accuracy_statistics,
+    base_metric,
     confusion_statistics,
     glue_average,
     multirc_statistics,
@@ -71,7 +73,7 @@ class TextToText(PairTask):
             mine = [row[1:] for row in rows if row[0] == name]
             for metric, table in judge(self._members[name], mine).items():
                 statistics[f"{name}_{metric}"] = table
-        metrics = {key: score(_metric(key), table) for key, table in statistics.items()}
+        metrics = {key: score(base_metric(key), table) for key, table in statistics.items()}
         metrics |= _averages(metrics)
         right = np.array([self._is_right(*row) for row in rows], dtype=np.float64)
         counts = {name: sum(row[0] == name for row in rows) for name in names}
@@ -274,10 +276,6 @@ def _documents(rows: list[tuple[str, str, str, list[str]]]) -> Array:
         for place, (name, group, *_) in enumerate(rows)
     ]
     return np.unique(keys, return_inverse=True)[1]
-
-
-def _metric(key: str) -> str:
-    return key.split("_", 2)[2]
 
 
 build = TextToText

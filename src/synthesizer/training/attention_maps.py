@@ -24,7 +24,7 @@ from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.synthesis import Mixture
 from synthesizer.data.batch import IGNORED
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
-from synthesizer.training.evaluate import evaluating
+from synthesizer.training.evaluate import evaluating, unlabelled
 
 Array = NDArray[Any]
 
@@ -69,7 +69,7 @@ def look_at(model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]) -> dic
     kind = model.config.kind
     stacks = ("encoder", "decoder") if kind == "encoder_decoder" else (kind,)
     found: dict[str, list[Seen]] = {stack: [] for stack in stacks}
-    given = dict(inputs) if kind == "encoder_decoder" else _without_labels(inputs)
+    given = dict(inputs) if kind == "encoder_decoder" else unlabelled(inputs)
     with ExitStack() as hooks, evaluating(model):
         for stack in stacks:
             for index, attention in _attentions(model, stack):
@@ -158,7 +158,3 @@ def _corner(weights: Tensor, mask: Tensor, side: int) -> Array:
     """The first example's first tokens, in 8 bits: (H, T, T)."""
     length = min(side, int(mask[0].sum()))
     return (weights[0, :, :length, :length] * 255).round().to(torch.uint8).cpu().numpy()
-
-
-def _without_labels(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in inputs.items() if name != "labels"}

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,6 @@ def rough_config(recipe: Recipe) -> SynthesizerConfig:
 def check_size(recipe: Recipe) -> None:
     """Refuse sizes that no vocabulary could make fit: before the data are read."""
     check_memory(SynthesizerConfig(**_chosen(recipe), vocab_size=8))
-
-
-def import_functions(recipe: Recipe) -> None:
-    """Import what registers the functions that a recipe names, unless they are known already."""
-    if unregistered((recipe.synthesis, recipe.decoder_synthesis or "")):
-        import_modules(recipe.imports)
 
 
 def build_model(
@@ -131,7 +125,7 @@ def _roles(model: nn.Module) -> dict[str, str]:
         inside = [
             (f"{name}.{path}" if path else name, part)
             for path, part in module.named_modules()
-            if isinstance(part, Synthesis) and not any(True for _ in _inner(part))
+            if isinstance(part, Synthesis) and not _is_mixture(part)
         ]
         seen: Counter[str] = Counter()
         for path, part in inside:
@@ -141,11 +135,9 @@ def _roles(model: nn.Module) -> dict[str, str]:
     return roles
 
 
-def _inner(module: nn.Module) -> Iterator[Synthesis]:
-    """The synthesizing functions that one is made of."""
-    for child in module.modules():
-        if child is not module and isinstance(child, Synthesis):
-            yield child
+def _is_mixture(module: Synthesis) -> bool:
+    """Whether a synthesizing function is made of others."""
+    return sum(isinstance(part, Synthesis) for part in module.modules()) > 1
 
 
 def stable_seed(*words: object) -> int:
@@ -240,8 +232,9 @@ def unique_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _chosen(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of the model."""
-    import_functions(recipe)
+    """What the recipe says of the model; functions of the user's own are imported for it."""
+    if unregistered((recipe.synthesis, recipe.decoder_synthesis or "")):
+        import_modules(recipe.imports)
     return {
         **recipe.model.model_dump(),
         "synthesis": recipe.synthesis,

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Progress
-from synthesizer.experiment.recipe import Train
+from synthesizer.experiment.recipe_keys import Train
 from synthesizer.experiment.run import Run, write_atomically
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"

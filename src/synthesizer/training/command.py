@@ -23,7 +23,9 @@ from synthesizer.untrusted import printable
 RunDir = Annotated[Path, typer.Argument(help="A run directory.")]
 Weights = Annotated[
     str | None,
-    typer.Option("--checkpoint", help="best, last or averaged; by default those in model/."),
+    typer.Option(
+        "--checkpoint", help="Weights: best, last or averaged; by default those in model/."
+    ),
 ]
 CHECKPOINTS = (None, "best", "last", "averaged")
 
@@ -97,7 +99,9 @@ def evaluate(
 def generate(
     run: RunDir,
     beam: Annotated[int | None, typer.Option(min=1, help="Number of beams; 1 is greedy.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample instead of beam search.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Input lines per batch.")] = 16,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of new tokens.")

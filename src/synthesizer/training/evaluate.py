@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.data.batch import IGNORED, Batch
-from synthesizer.experiment.recipe import Evaluate
+from synthesizer.experiment.recipe_keys import Evaluate
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.generation import WuPenalty
 from synthesizer.tasks.task import Outputs, Scores, Task
@@ -132,10 +132,10 @@ def _measure_targets(
         output = model(**inputs, use_cache=False)
         logits, targets = output.logits, labels
     elif kind == "decoder":
-        output = model(**_unlabelled(inputs), use_cache=False)
+        output = model(**unlabelled(inputs), use_cache=False)
         logits, targets = output.logits[:, :-1], labels[:, 1:]
     else:
-        output = model(**_unlabelled(inputs))
+        output = model(**unlabelled(inputs))
         logits, targets = output.logits[:, None], labels[:, None]
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="none"
@@ -152,7 +152,8 @@ def _measure_targets(
     )
 
 
-def _unlabelled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def unlabelled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs without their labels."""
     return {name: tensor for name, tensor in inputs.items() if name != "labels"}
 
 

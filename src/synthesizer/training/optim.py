@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn, optim
 
-from synthesizer.experiment.recipe import Train
+from synthesizer.experiment.recipe_keys import Train
 from synthesizer.training.adafactor import Adafactor
 
 
