@@ -44,3 +44,16 @@ def forks():
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A comparison of one seed on a tiny language model."""
+    from synthesizer.experiment.recipe import dump
+    from synthesizer.study.asked import Asked
+    from tiny import language_model
+
+    path = tmp_path / "tiny.toml"
+    path.write_text(dump(language_model(tmp_path)))
+    out = tmp_path / "study"
+    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from synthesizer.benchmark import write as bench_write
+from synthesizer.benchmark.measure import Plan, Result
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump
@@ -224,18 +225,13 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch):
 def test_a_benchmark_writes_atomically_and_says_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_write, "_page", lambda *_: "page")
 
-    class Result:
-        rows = ()
-
-        def as_dict(self):
-            return {"long": "x" * 10_000}
-
+    result = Result(Plan(), {"long": "x" * 10_000})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(UserError, match=r"cannot write .*bench.json \(File too large\)"):
-            bench_write.write(Result(), "bench", tmp_path)
+            bench_write.write(result, "bench", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, old)

@@ -14,7 +14,7 @@ from synthesizer.study import confirm as confirming
 from synthesizer.study.confirm import confirm, lengthen, parse_times
 from synthesizer.study.match_time import fit_steps
 from synthesizer.study.plan import draw_up
-from test_study import Here, asked, conducted, planned, study_of  # noqa: F401  a fixture
+from test_study import Here, conducted, planned, study_of
 
 SECONDS = {"dot": 0.04, "random": 0.02, "random+dot": 0.05, "none": 0.0799}
 
@@ -32,7 +32,7 @@ class Timed(Here):
         return {"seconds_per_step": SECONDS[self.timed[-1]]}
 
 
-def test_rows_train_for_as_many_seconds_as_dot_and_the_steps_are_recorded(asked):  # noqa: F811
+def test_rows_train_for_as_many_seconds_as_dot_and_the_steps_are_recorded(asked):
     chosen = replace(asked, match="time", syntheses=tuple(SECONDS), controls=True, seeds=3)
     plan = planned(chosen)
     plan.out.mkdir()
@@ -52,7 +52,7 @@ def test_rows_train_for_as_many_seconds_as_dot_and_the_steps_are_recorded(asked)
     assert {row["label"]: row["note"] for row in study_of(chosen)["rows"]}["random"] == random.note
 
 
-def test_a_study_of_equal_time_times_real_steps_and_says_so(asked):  # noqa: F811
+def test_a_study_of_equal_time_times_real_steps_and_says_so(asked):
     chosen = replace(asked, match="time", syntheses=("dot", "none"))
     plan = conducted(chosen)
     none = plan.recipe(plan.rows[1], 1)
@@ -63,7 +63,7 @@ def test_a_study_of_equal_time_times_real_steps_and_says_so(asked):  # noqa: F81
     assert "by seconds of training, one curve per row" in curves
 
 
-def test_a_confirmation_is_a_study_of_its_own_with_more_steps(asked, monkeypatch):  # noqa: F811
+def test_a_confirmation_is_a_study_of_its_own_with_more_steps(asked, monkeypatch):
     plan = conducted(replace(asked, syntheses=("dot", "random", "none")))
     longer = lengthen(plan, {"dot", "random"}, 3)
     assert [row.label for row in longer.rows] == ["dot", "random"]
@@ -95,6 +95,6 @@ def test_how_much_longer_is_a_whole_number_of_times(text):
         parse_times(text)
 
 
-def test_an_unknown_budget_is_refused(asked):  # noqa: F811
+def test_an_unknown_budget_is_refused(asked):
     with pytest.raises(UserError, match="choose from none, params, flops, time"):
         draw_up(replace(asked, match="energy"))

@@ -8,7 +8,7 @@ from synthesizer.experiment.run import Run, provenance
 from synthesizer.report.reliability import reliability
 from synthesizer.report.write import summarize_all
 from synthesizer.study.rerun import same_bits
-from test_study import asked, conducted, study_of  # noqa: F401  a fixture
+from test_study import conducted, study_of
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def commit(monkeypatch):
     provenance.cache_clear()
 
 
-def test_a_study_of_two_commits_runs_one_seed_again(asked, commit, capsys):  # noqa: F811
+def test_a_study_of_two_commits_runs_one_seed_again(asked, commit, capsys):
     chosen = replace(asked, syntheses=("dot", "none"))
     commit("first")
     plan = conducted(chosen)
@@ -43,7 +43,7 @@ def test_a_study_of_two_commits_runs_one_seed_again(asked, commit, capsys):  # n
     assert not same_bits(again, plan.out / "none" / "seed1")
 
 
-def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):  # noqa: F811
+def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):
     conducted(replace(asked, syntheses=("dot", "none"), seeds=3))
     said = capsys.readouterr().out
     told = "Of 100 rows equal to dot, each one of 1, 3 seeds decide as many as"

@@ -20,7 +20,6 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Quiet
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
-from synthesizer.study.asked import Asked
 from synthesizer.study.budget import at_width, count, match_width
 from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import draw_up
@@ -57,14 +56,6 @@ def here(folder, **options):
     """A pool that starts no process, in the place of `open_pool`."""
     folder.mkdir(parents=True, exist_ok=True)
     yield Here()
-
-
-@pytest.fixture
-def asked(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(dump(language_model(tmp_path)))
-    out = tmp_path / "study"
-    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")
 
 
 def planned(asked):

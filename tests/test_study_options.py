@@ -9,7 +9,7 @@ import pytest
 
 from corpus import ENGLISH, SMALL
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
+from synthesizer.experiment.recipe import load_recipe
 from synthesizer.experiment.run import Run
 from synthesizer.report.load import read_studies
 from synthesizer.report.sections import text_of
@@ -19,18 +19,9 @@ from synthesizer.study.asked import Asked
 from synthesizer.study.compare import list_commands
 from synthesizer.study.plan import draw_up
 from test_study import conducted, here, planned
-from tiny import language_model
 
 SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")
 SHORT = ("train.steps=2", "train.batch_tokens=200", "evaluate.every=2", "evaluate.limit=4")
-
-
-@pytest.fixture
-def asked(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(dump(language_model(tmp_path)))
-    out = tmp_path / "study"
-    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")
 
 
 @pytest.fixture

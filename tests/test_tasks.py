@@ -265,7 +265,7 @@ def test_labels_are_inferred_and_scored(tmp_path):
     path = write_tsv(tmp_path / "moods.tsv", rows)
     task = build_task(small("classification", f"data.train={path}"))
     assert task.report["columns"] == {"text": "comment", "label": "mood"}
-    assert (task.labels, task.num_labels) == (["bad", "good"], 2)
+    assert task.labels == ["bad", "good"]
     targets = torch.cat([batch.inputs["labels"] for batch in task.batches("test")]).numpy()
     train = torch.cat([batch.inputs["labels"] for batch in task.batches("train")])
     majority = 100 * (targets == train.mode().values.item()).mean()

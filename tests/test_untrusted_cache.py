@@ -234,8 +234,8 @@ def test_processes_that_build_at_once_leave_one_kernel_that_loads(tmp_path, monk
     env = {**environment(), kernel.HOME: str(home)}
     script = "from synthesizer.attention.fast.kernel import build, loaded; import sys;" \
         "path = build(); sys.exit(loaded(str(path.parent)) is None)"  # fmt: skip
-    many = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(3)]
-    assert [process.wait(200) for process in many] == [0, 0, 0]
+    many = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
+    assert [process.wait(200) for process in many] == [0, 0]
     names = sorted(path.name for path in home.iterdir())
     library = kernel.built_path(str(home)).name
     assert names == [".kernel.lock", library, f"{library}.sha256"]

@@ -8,7 +8,8 @@ explain.explain(plan)            which path each variant would take, and why
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -88,23 +89,13 @@ class Plan:
 
     def settings(self) -> Iterator[Setting]:
         """Every comparison: one mode, view and length; a whole model has its own view."""
+        shared = ("d_model", "num_heads", "num_layers", "vocab_size", "device", "compiled")
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in shared}
         for mode in self.modes:
-            for view in self.views if mode in ("train", "inference") else ("",):
-                for length in self.lengths:
-                    for threads in self.threads:
-                        yield Setting(
-                            mode,
-                            view,
-                            length,
-                            max(1, self.tokens // length),
-                            self.d_model,
-                            self.num_heads,
-                            self.num_layers,
-                            self.vocab_size,
-                            self.device,
-                            threads,
-                            self.compiled,
-                        )
+            views = self.views if mode in ("train", "inference") else ("",)
+            for view, length, threads in product(views, self.lengths, self.threads):
+                batch = max(1, self.tokens // length)
+                yield Setting(mode, view, length, batch, threads=threads, **sizes)
 
     def names(self, setting: Setting) -> list[str]:
         """Who is compared in a setting, dot first."""
@@ -148,10 +139,6 @@ class Result:
     plan: Plan
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON wants it."""
-        return asdict(self)
 
 
 def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:

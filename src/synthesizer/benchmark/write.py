@@ -20,7 +20,7 @@ HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "pe
 def write(result: Result, command: str, directory: Path) -> Path:
     """Write all three files and return the page."""
     check_links(directory)
-    record = {"command": command, **result.as_dict()}
+    record = {"command": command, **asdict(result)}
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
     writer.writeheader()

@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.data.batch import Ragged
-from synthesizer.data.columns import (
-    SAMPLE,
-    Faults,
-    cut_splits,
-    hash_text,
-    infer_columns,
-    read_rows,
-)
+from synthesizer.data.columns import SAMPLE, Faults, cut_splits, hash_text, infer_columns, read_rows
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.data.encoder import Encoder
 from synthesizer.data.files import Row

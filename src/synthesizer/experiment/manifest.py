@@ -54,11 +54,7 @@ def _is_kept(path: Path, folder: Path) -> bool:
 
 
 def find_damage(
-    folder: Path,
-    large: tuple[str, ...] = (),
-    *,
-    hashes: bool = True,
-    spared: tuple[str, ...] = (),
+    folder: Path, large: tuple[str, ...] = (), *, hashes: bool = True, spared: tuple[str, ...] = ()
 ) -> str | None:
     """The first file that is not as the manifest says, and how; None where all are, or it has none.
 

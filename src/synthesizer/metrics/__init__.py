@@ -18,10 +18,7 @@ from synthesizer.metrics.classification import (
     confusion_statistics,
     macro_f1_from_statistics,
 )
-from synthesizer.metrics.correlation import (
-    pearson_statistics,
-    spearman_statistics,
-)
+from synthesizer.metrics.correlation import pearson_statistics, spearman_statistics
 from synthesizer.metrics.embedding import (
     EMBEDDING,
     embedding_statistics,
@@ -48,12 +45,7 @@ from synthesizer.metrics.meteor import (
     meteor_no_wordnet_signature,
     meteor_no_wordnet_statistics,
 )
-from synthesizer.metrics.per_example import (
-    DOCUMENTS,
-    Statistics,
-    Total,
-    percent_from_statistics,
-)
+from synthesizer.metrics.per_example import DOCUMENTS, Statistics, Total, percent_from_statistics
 from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics
 from synthesizer.metrics.scores import SCORES, base_metric, score
 

@@ -245,7 +245,7 @@ def remarks(ladder: Ladder) -> list[str]:
         "Each rung below the largest has half the training examples, half the steps and "
         "1/sqrt(2) of the width (heads of one size, d_ff in proportion), about a quarter of the "
         "compute; learning rates, depth, length and tokenizer are the same at all of them"
-        " unless the table says otherwise. " + what,
+        " unless the table says otherwise. " + what
     ]
     laws = ladder.laws
     if laws is not None:

@@ -119,23 +119,20 @@ class Plot(NamedTuple):
 
 
 def figures(plots: Sequence[Plot]) -> str:
-    """Plots side by side, or below each other where there is no room."""
-    shown = "\n".join(
-        f"<figure>{_titled(plot.title)}{plot.svg}"
+    """Plots side by side, or below each other where there is no room; empty ones are left out."""
+    shown = [
+        f"<figure>{f'<h3>{text(plot.title)}</h3>' if plot.title else ''}{plot.svg}"
         f"<figcaption>{text(plot.caption)}</figcaption></figure>"
         for plot in plots
-    )
-    return f'<div class="figures">\n{shown}\n</div>'
+        if plot.svg
+    ]
+    return "\n".join(['<div class="figures">', *shown, "</div>"]) if shown else ""
 
 
 def _two_lines(name: str) -> str:
     """The first line of a cell and, below it, smaller, the second."""
     first, _, second = name.partition("\n")
     return text(first) + (f"<small>{text(second)}</small>" if second else "")
-
-
-def _titled(title: str) -> str:
-    return f"<h3>{text(title)}</h3>" if title else ""
 
 
 def paragraph(words: str, kind: str = "") -> str:

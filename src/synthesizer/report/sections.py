@@ -40,7 +40,7 @@ from synthesizer.report.plots import (
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import notes
 from synthesizer.report.search import search_table, trial_table
-from synthesizer.report.summary import Opponent, Summary
+from synthesizer.report.summary import Line, Opponent, Summary
 from synthesizer.report.tables import TERMS, cells, markdown
 from synthesizer.untrusted import fenced, plain
 
@@ -74,9 +74,8 @@ def lead(summary: Summary) -> str:
         ),
     ]
     plots = [varied, differences] if varied.svg else [differences, *fronts]
-    shown = figures([plot for plot in plots if plot.svg])
     words = [paragraph(summary.answer, "answer"), paragraph(summary.scope, "note")]
-    return "\n".join([*words, shown])
+    return "\n".join([*words, figures(plots)])
 
 
 def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
@@ -89,14 +88,22 @@ def sections(summary: Summary, *, plots: bool = True) -> list[Section]:
         Section("By varied value", _varied(summary)),
         Section("Hyperparameter search", _trials(summary)),
         Section("Published results", _published(summary)),
-        Section("Learning curves", _curves(summary) if plots else ""),
-        Section("Attention maps", _attention(summary) if plots else ""),
-        Section("Distribution of attention weights", _weights(summary) if plots else ""),
-        Section("Mixture weights", _alphas(summary) if plots else ""),
+        *(_drawn(summary) if plots else ()),
         Section("Samples", _samples(summary)),
         Section("Reproduce", _origin(summary)),
     ]
     return [section for section in found if section.body]
+
+
+def _drawn(summary: Summary) -> list[Section]:
+    """The sections that are plots alone."""
+    attended = shown_lines(summary)
+    return [
+        Section("Learning curves", _curves(summary)),
+        Section("Attention maps", _attention(attended)),
+        Section("Distribution of attention weights", figures(weight_histograms(attended))),
+        Section("Mixture weights", figures(alpha_plots(summary))),
+    ]
 
 
 def explanation() -> Section:
@@ -247,32 +254,20 @@ def _published(summary: Summary) -> str:
 
 
 def _curves(summary: Summary) -> str:
-    plots = [
-        Plot(training_loss(summary), "Mean over seeds; the band is their range."),
-        Plot(validation_metric(summary), "The same on validation; up is better."),
-        Plot(
-            validation_by_time(summary),
-            "The same against the seconds that training took, evaluation left out.",
-        ),
-    ]
-    shown = [plot for plot in plots if plot.svg]
-    return figures(shown) if shown else ""
+    seconds = "The same against the seconds that training took, evaluation left out."
+    return figures(
+        [
+            Plot(training_loss(summary), "Mean over seeds; the band is their range."),
+            Plot(validation_metric(summary), "The same on validation; up is better."),
+            Plot(validation_by_time(summary), seconds),
+        ]
+    )
 
 
-def _attention(summary: Summary) -> str:
-    plots = attention_maps(shown_lines(summary))
+def _attention(lines: Sequence[Line]) -> str:
+    plots = attention_maps(lines)
     words = "The first tokens of one test example, the same for all variants."
     return "\n".join([paragraph(words, "note"), figures(plots)]) if plots else ""
-
-
-def _weights(summary: Summary) -> str:
-    plots = weight_histograms(shown_lines(summary))
-    return figures(plots) if plots else ""
-
-
-def _alphas(summary: Summary) -> str:
-    plots = alpha_plots(summary)
-    return figures(plots) if plots else ""
 
 
 def _samples(summary: Summary) -> str:

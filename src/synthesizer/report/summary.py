@@ -311,11 +311,7 @@ def _rank(mean: float | None, sign: int) -> float:
 
 
 def _line(
-    row: Row,
-    index: int,
-    metric: str,
-    comparison: Comparison | None,
-    base: Row | None,
+    row: Row, index: int, metric: str, comparison: Comparison | None, base: Row | None
 ) -> Line:
     dot = thirds(base, metric) if base is not None and comparison is not None else None
     own = None if dot is None else thirds(row, metric)

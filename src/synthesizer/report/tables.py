@@ -78,9 +78,7 @@ def columns(summary: Summary) -> list[Column]:
     return [
         Column(f"{name}{spread}", lambda line: span(line.scores, digits), score, name),
         Column(
-            "worst seed",
-            lambda line: _number(worst_seed(line), digits),
-            {"worst_seed": worst_seed},
+            "worst seed", lambda line: _number(worst_seed(line), digits), {"worst_seed": worst_seed}
         ),
         Column(
             "difference from dot",

@@ -190,10 +190,7 @@ MEMBERS = {
         Member("glue", "wnli", ("sentence1", "sentence2"), NLI[::-1]),
         Member("superglue", "boolq", ("question", "passage"), ("no", "yes")),
         Member(
-            "superglue",
-            "cb",
-            ("hypothesis", "premise"),
-            ("entailment", "contradiction", "neutral"),
+            "superglue", "cb", ("hypothesis", "premise"), ("entailment", "contradiction", "neutral")
         ),
         Member(
             "superglue", "copa", ("premise", "question", "choice1", "choice2"), ("first", "second")

@@ -23,14 +23,7 @@ from synthesizer.data.encoder import Encoder
 from synthesizer.data.files import Row
 from synthesizer.data.prepare import Columns, Examples, tokenizer_texts
 from synthesizer.data.sampler import Order
-from synthesizer.data.sources import (
-    SPLITS,
-    RowStream,
-    Source,
-    State,
-    data_folder,
-    open_source,
-)
+from synthesizer.data.sources import SPLITS, RowStream, Source, State, data_folder, open_source
 from synthesizer.data.spill import Fields, Numbers, chunked
 from synthesizer.data.tokenizer import Template, encode_documents, fingerprint, train_tokenizer
 from synthesizer.errors import UserError

@@ -13,11 +13,7 @@ from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run, cannot_write, provenance
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
-from synthesizer.models.cost import (
-    cache_bytes_per_token,
-    count_parameters,
-    flops_per_token,
-)
+from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Scores, Task
 from synthesizer.training.attention_maps import inspect, mean_sharpness

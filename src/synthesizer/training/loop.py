@@ -108,12 +108,7 @@ class Loop:
     """The training of one recipe: model, optimizer, checkpoints and progress."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        task: Task,
-        accelerator: Accelerator,
-        progress: Progress,
+        self, recipe: Recipe, run: Run, task: Task, accelerator: Accelerator, progress: Progress
     ) -> None:
         self.recipe, self.run, self.task = recipe, run, task
         self.accelerator, self.progress, self.state = accelerator, progress, State()
