@@ -38,16 +38,17 @@ def built(library, monkeypatch):
     calls, threads = [], torch.get_num_threads()
     monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setattr(kernel, "built_path", lambda home: library)
-    monkeypatch.setattr(kernel, "CACHED", 400)
-    monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
-    monkeypatch.setattr(kernel, "FEWEST_ROWS", 5)
-    attend = kernel.Kernel.attend
+    monkeypatch.setattr(fast.operator, "CACHED", 400)
+    monkeypatch.setattr(fast.operator, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
+    monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 5)
+    run = fast.operator.run_kernel
 
     def told(*args, grads=None, **given):
         calls.append("attend" if grads is None else "attend_back")
-        attend(*args, grads=grads, **given)
+        run(*args, grads=grads, **given)
 
-    monkeypatch.setattr(kernel.Kernel, "attend", told)
+    for file in (fast.operator, fast.table):
+        monkeypatch.setattr(file, "run_kernel", told)
     torch.set_num_threads(1)
     kernel.loaded.cache_clear()
     yield calls
@@ -72,7 +73,7 @@ def assert_close(found, expected):
 
 
 @needs_compiler
-@pytest.mark.parametrize("spec", KNOWN)
+@pytest.mark.parametrize("spec", [*KNOWN, "relative+relative+dot"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("threads", [1, 2])  # two share the rows of each of three heads
@@ -93,14 +94,16 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
 
 
 @needs_compiler
-@pytest.mark.parametrize("spec", ["dense", "random+dot", "factorized_dense", "random+dense"])
+@pytest.mark.parametrize(
+    "spec", ["dense", "random+dot", "factorized_dense", "random+dense", "relative", "relative+dot"]
+)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, monkeypatch):
     torch.set_num_threads(threads)
     for cached, window, kind in ((400, 4, "none"), (400, 9, "holes"), (2**17, 4, "right")):
-        monkeypatch.setattr(kernel, "CACHED", cached)
-        monkeypatch.setattr(kernel, "FEWEST_ROWS", 5 if cached == 400 else 64)
+        monkeypatch.setattr(fast.operator, "CACHED", cached)
+        monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 5 if cached == 400 else 64)
         layer, x = attention(spec, 23, causal=causal), tokens(3, 23, D).float()
         layer.window, mask = window, mask_of(kind, 3, 23)
         built.clear()
@@ -110,12 +113,14 @@ def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, 
 
 
 @needs_compiler
-@pytest.mark.parametrize("spec", ["dense+dot", "random+dot", "factorized_dense", "random+dense"])
+@pytest.mark.parametrize(
+    "spec", ["dense+dot", "random+dot", "factorized_dense", "random+dense", "relative+dot"]
+)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [16, 20])  # of a head: whole vectors, and not
 def test_small_products_follow_what_rows_see(spec, causal, width, built, monkeypatch):
-    monkeypatch.setattr(kernel, "CACHED", 2**17)
-    monkeypatch.setattr(kernel, "FEWEST_ROWS", 64)
+    monkeypatch.setattr(fast.operator, "CACHED", 2**17)
+    monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 64)
     for length, kind, window in ((37, "none", None), (16, "holes", None), (37, "left", 5)):
         layer = SyntheticAttention(2 * width, 2, length, spec, causal=causal, window=window)
         layer, mask = redrawn(layer).float(), mask_of(kind, 3, length)
@@ -302,7 +307,7 @@ def test_a_number_of_threads_gives_the_same_bits_again(threads, built):
 
 @needs_compiler
 def test_without_torch_s_threads_the_kernel_takes_one(built, monkeypatch):
-    monkeypatch.setattr(kernel, "_runtime", lambda: None)
+    monkeypatch.setattr(kernel, "_runtime", lambda: (0, 0, 0, 0))
     kernel.loaded.cache_clear()
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
     expected = results(layer, x, "plain")

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
+from synthesizer.attention import fast
 from synthesizer.attention.registry import build_synthesis, spec_of
+from synthesizer.attention.relative import add_diagonals, lay_out, numbers_by_distance
 from synthesizer.errors import UserError
 from synthesizer.models import SynthesizerForConditionalGeneration, SynthesizerModel
+from test_fast import results
 from variants import SIZE, redrawn, tokens
 
 D, H, N = SIZE.d_model, SIZE.num_heads, SIZE.max_len
@@ -152,3 +155,49 @@ def test_a_translator_reads_and_writes_past_max_len():
     ids = torch.randint(3, 11, (2, 9))
     out = model.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)
     assert out.shape[1] == 11
+
+
+BLOCKS = [(5, 5, 0, 5, 0, 5), (5, 9, 0, 5, 0, 9), (1, 6, 0, 1, 0, 6), (1, 1, 0, 1, 0, 1)]
+BLOCKS += [(7, 9, 2, 5, 0, 4), (7, 9, 6, 7, 0, 9), (7, 9, 0, 3, 2, 9), (9, 9, 3, 9, 8, 9)]
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys", "top", "bottom", "left", "right"), BLOCKS)
+def test_diagonals_are_laid_out_and_summed_as_pair_by_pair(
+    num_queries, num_keys, top, bottom, left, right
+):
+    part = redrawn(build_synthesis("relative", SIZE))  # of 7: nine keys read its ends
+    rows, keys, reach = slice(top, bottom), slice(left, right), N - 1
+    numbers = numbers_by_distance(part, num_queries, num_keys)
+    found = lay_out(numbers, num_queries, rows, keys)
+    weight = tokens(H, bottom - top, right - left, seed=5)
+    total, expected = torch.zeros_like(numbers), torch.zeros_like(numbers)
+    add_diagonals(total, weight, num_queries, rows, keys)
+    for h in range(H):
+        for i in range(top, bottom):
+            for j in range(left, right):
+                distance = j - (num_keys - num_queries + i)
+                right_one = part.offsets[h, max(-reach, min(reach, distance)) + reach]
+                right_one = part.first[h, 0] if j == 0 else right_one
+                assert found[h, i - top, j - left] == right_one
+                read = 0 if j == 0 else distance + num_keys
+                expected[h, read] += weight[h, i - top, j - left]
+    torch.testing.assert_close(total, expected)
+    (by_autograd,) = torch.autograd.grad((found * weight).sum(), numbers)
+    torch.testing.assert_close(by_autograd, expected)
+
+
+@pytest.mark.parametrize("spec", ["relative", "relative+random", "relative+factorized_random"])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 5)])
+def test_a_long_sequence_is_exact_and_keeps_nothing_of_all_pairs(spec, causal, window, monkeypatch):
+    """Blocks of rows, made again for backward, without the compiled kernel."""
+    for name, value in {"LONG": 8, "FEWEST_ROWS": 4, "NUM_BLOCKS": 5}.items():
+        monkeypatch.setattr(fast.table, name, value)
+    length, kept = 23, []
+    layer, x = attention(spec, length, causal=causal, window=window), tokens(2, length, D)
+    found = results(layer, x, "fast")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        layer(x)
+    if spec == "relative":
+        assert max(tensor.numel() for tensor in kept) < H * length * length
+    for name, right in results(layer, x, "plain").items():
+        torch.testing.assert_close(found[name], right, msg=lambda m, n=name: f"{n}: {m}")

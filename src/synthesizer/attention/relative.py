@@ -57,9 +57,11 @@ class Relative(Synthesis):
         """last - B[i,j] where j is the last token, so that it has the logit `last` there."""
         if self.last is None:
             return None
-        at = is_last[:, None, None] if is_last.dim() == 2 else is_last
-        instead = self.last[:, :, None] - self(x, None, positions, key_positions)
-        return torch.where(at, instead, 0.0)
+        last = (key_positions * is_last).sum(-1, keepdim=True)  # its position, (1,) or (B, 1)
+        distance = (last - positions)[..., None]
+        instead = self.last[:, :, None]
+        instead = instead - relative_logits(self.offsets, self.first, distance, last == 0, None)
+        return torch.where(is_last[:, None, None] if is_last.dim() == 2 else is_last, instead, 0.0)
 
     def resize(self, max_len: int) -> None:
         """Farther distances begin where the farthest known one is, which they read until now."""
@@ -86,6 +88,43 @@ def relative_logits(
             at = where[..., None, None, :] if where.dim() == 2 else where
             logits = torch.where(at, sinks[:, column, None, None], logits)
     return logits
+
+
+def numbers_by_distance(part: Relative, num_queries: int, num_keys: int) -> Tensor:
+    """All that T queries, the last of S tokens, read: (H, T + S), the sink, r[1 - S] to r[T - 1].
+
+    Row i of the logits is numbers[T - i :] but for key 0, which has numbers[0].
+    """
+    offsets = stretched(part.offsets, num_keys - 1 - part.offsets.shape[1] // 2)
+    return torch.cat([part.first, offsets[:, : num_queries + num_keys - 1]], 1)
+
+
+def lay_out(numbers: Tensor, num_queries: int, rows: slice, keys: slice) -> Tensor:
+    """The logits of some rows and keys, (H, rows, keys), of numbers_by_distance, by strides alone.
+
+    Repeat what these read, rows + keys numbers, and cut it anew one number shorter: from row to row
+    it then begins one number later.
+    """
+    height, width = rows.stop - rows.start, keys.stop - keys.start
+    start = num_queries - rows.stop + keys.start
+    repeated = numbers[:, None, start : start + height + width].expand(-1, height, -1).flatten(1)
+    logits = repeated[:, height:].unflatten(1, (height, height + width - 1))[..., :width]
+    if keys.start > 0:
+        return logits
+    return torch.cat([numbers[:, :1, None].expand(-1, height, -1), logits[..., 1:]], -1)
+
+
+def add_diagonals(total: Tensor, grad: Tensor, num_queries: int, rows: slice, keys: slice) -> None:
+    """Add the gradient of lay_out's logits, (H, rows, keys), to that of its numbers."""
+    num_heads, height, width = grad.shape
+    shifted = grad.new_zeros(num_heads, height * (height + width))
+    logits = shifted[:, height:].unflatten(1, (height, height + width - 1))[..., :width]
+    logits.copy_(grad)
+    if keys.start == 0:
+        total[:, 0] += grad[..., 0].sum(1)
+        logits[..., 0] = 0.0
+    start = num_queries - rows.stop + keys.start
+    total[:, start : start + height + width] += shifted.view(num_heads, height, -1).sum(1)
 
 
 def stretched(offsets: Tensor, more: int) -> Tensor:

@@ -178,8 +178,10 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             elif call.dropout > 0.0:
                 return None
         if not synthesis.depends_on_input:  # examples read other rows of it: write it out
-            terms = Terms(terms.values, table=terms.whole_table())
+            terms = Terms(terms.values, table=terms.whole_table(num_queries))
         if chosen == "short":
+            if terms.distances is not None:
+                terms.write_out(num_queries)
             every = vars(terms).values()
             return ShortAttention.apply(visibility, num_queries, call.causal, *every).flatten(-2)
         return block_attention(terms, visibility, num_queries).flatten(-2)
@@ -258,7 +260,7 @@ def freeze(
         tensors = [*synthesis.parameters(), *synthesis.buffers(), torch.empty(0)]
         x = tensors[0].new_empty(0, length, 0)
         visibility = visibility_of(None, length, length, causal, window, SLOT, x.device)
-        return probabilities(terms_of(synthesis, x, None, length), visibility)
+        return probabilities(terms_of(synthesis, x, None, length), visibility, length)
 
 
 def _is_bare(layer: nn.Module) -> bool:

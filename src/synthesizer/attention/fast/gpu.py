@@ -140,12 +140,14 @@ def attend_back(
     """The gradients that are wanted, heads first, given that of the output (B, T, H, K)."""
     output, grad = output.transpose(1, 2), grad.transpose(1, 2)
     seen = _range_of(visibility)
-    found = backward(_batch_first(terms), seen, output, sums, grad, tuple(wanted))
+    fused = _batch_first(terms)
+    found = backward(fused, seen, output, sums, grad, tuple(wanted)[: len(fused.tensors())])
     return Terms(*[_turned(part) for part in found.tensors()])
 
 
 def _batch_first(terms: Terms) -> FusedTerms:
-    return FusedTerms(*[_turned(part) for part in vars(terms).values()])
+    *tensors, _ = vars(terms).values()  # distances were written out into the table
+    return FusedTerms(*[_turned(part) for part in tensors])
 
 
 def _turned(tensor: Tensor | None) -> Tensor | None:

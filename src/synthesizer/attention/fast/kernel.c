@@ -1,11 +1,14 @@
 /* Attention of any sum of terms, and its gradient: kernel.py's other half.
 
-       S = queries keys^T + weight table + offsets + outer, outer[i, j] = A[i, j mod a] B[i, j div a]
+       S = queries keys^T + weight table + offsets + outer + relative,
+       outer[i, j] = A[i, j mod a] B[i, j div a],
+       relative[i, j] = r[T - i + j] for j > 0, relative[i, 0] = r[0]
        P = softmax(S) over the keys that a row sees, Y = P values
        dP = dY values^T,  dS = P (dP - sum over keys of P dP)
        d values = P^T dY,  d queries = dS keys,  d keys = dS^T queries
        d table = weight dS,  d weight = sum of table dS,  d offsets = sum over rows of dS
        d A[i, c] = sum of dS B over j mod a = c,  d B[i, m] = sum of dS A over j div a = m
+       d r[n] = sum of dS over T - i + j = n, j > 0,  d r[0] = sum of dS over j = 0
 
    Some rows of one head of one example at a time, so that P and dS never leave the cache; backward
    makes P again. Where S does not depend on the example, many examples are one whose values stand
@@ -65,9 +68,9 @@ typedef struct {
     int64_t a, b;  /* the sides of an outer product */
     int64_t ready; /* whether the table holds weights, not logits */
     int64_t small; /* up to so many keys, products are small */
-    Strided q, k, v, table, weight, offsets, tiled, repeated; /* the last two: A and B */
+    Strided v, q, k, table, weight, offsets, tiled, repeated, distances; /* the last: A, B, r */
     Strided y; /* the output, or its gradient on the way back */
-    Strided dq, dk, dv, dtable, dweight, doffsets, dtiled, drepeated;
+    Strided dv, dq, dk, dtable, dweight, doffsets, dtiled, drepeated, ddistances;
     Numbers starts, stops, table_rows;
     float *room; /* workspace(call) numbers per thread */
 } Call;
@@ -88,6 +91,7 @@ typedef struct { /* some rows of one head of one example, and where they are wor
                               product their transposes, rows filled up to whole vectors */
     float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
     float *sum_offsets;    /* (keys) */
+    float *sum_distances;  /* (queries + keys) */
     float *sum_weight;     /* one number */
     float *y;              /* (rows, n) */
     float *whole[4];       /* rows of k, v, q and y filled up to whole vectors */
@@ -313,12 +317,12 @@ static int64_t lay_out(const Call *call, float *room, Block *block)
     const int64_t most = whole_vectors(call->beside * call->value_width);
     const int64_t sizes[] = { call->rows * keys, call->rows * keys, width * keys, width * keys,
                               most * keys, most * keys, keys, LANES, call->rows * most,
-                              call->rows * width };
+                              call->rows * width, whole_vectors(call->queries + call->keys) };
     float **parts[] = { &block->weights, &block->down, &block->k, &block->sum_k, &block->v,
                         &block->sum_v, &block->sum_offsets, &block->sum_weight, &block->y,
-                        &block->whole[2] };
+                        &block->whole[2], &block->sum_distances };
     int64_t size = 0;
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 11; i++) {
         *parts[i] = room ? room + size : 0;
         size += sizes[i];
     }
@@ -453,6 +457,24 @@ static void look_back_at_outer(const Call *call, const Block *block, int64_t row
     }
 }
 
+static void add_relative(const Call *call, const Block *block, int64_t place, int64_t begin,
+                         int64_t end, float *out)
+{
+    const float *r = at(&call->distances, block, 0);
+    if (block->from + begin == 0 && begin < end)
+        out[begin++] += r[0];
+    add(out + begin, 1.0f, r + call->queries - place + block->from + begin, end - begin);
+}
+
+static void look_back_at_relative(const Call *call, const Block *block, int64_t place, int64_t begin,
+                                  int64_t end, const float *down)
+{
+    float *dr = block->sum_distances;
+    if (block->from + begin == 0 && begin < end)
+        dr[0] += down[begin++];
+    add(dr + call->queries - place + block->from + begin, 1.0f, down + begin, end - begin);
+}
+
 /* The first rows of a small block's strip that begins at row i, and the keys that they see: starts
    and stops never fall from one row to the next. */
 static int64_t open_strip(const Call *call, const Block *block, int64_t i, int64_t *from, int64_t *to)
@@ -537,7 +559,8 @@ static void weigh(const Call *call, const Block *block)
     for (int64_t i = 0; i < block->rows; i++) {
         float *out = block->weights + i * block->step;
         const int64_t row = block->first + i;
-        const float *table = at(&call->table, block, number(&call->table_rows, block, row, row));
+        const int64_t place = number(&call->table_rows, block, row, row);
+        const float *table = at(&call->table, block, place);
         int64_t begin, end, lo, hi;
         columns(call, block, i, &begin, &end);
         if (!call->q.data)
@@ -548,6 +571,8 @@ static void weigh(const Call *call, const Block *block)
             add(out + begin, 1.0f, offsets + block->from + begin, end - begin);
         if (call->tiled.data)
             add_outer(call, block, row, begin, end, out);
+        if (call->distances.data)
+            add_relative(call, block, place, begin, end, out);
         vectors(call, block, i, &lo, &hi);
         soften(out + lo, begin - lo, end - lo, hi - lo);
     }
@@ -620,6 +645,8 @@ static void look_back_at_logits(const Call *call, const Block *block)
             add(block->sum_offsets + block->from + begin, 1.0f, down + begin, end - begin);
         if (call->tiled.data)
             look_back_at_outer(call, block, row, begin, end, down);
+        if (call->ddistances.data)
+            look_back_at_relative(call, block, place, begin, end, down);
     }
     *block->sum_weight += sum;
 }
@@ -628,7 +655,8 @@ static void look_back_at_logits(const Call *call, const Block *block)
 static int wants_logits(const Call *call)
 {
     return call->dq.data || call->dk.data || call->dtable.data || call->dweight.data
-           || call->doffsets.data || call->dtiled.data || call->drepeated.data;
+           || call->doffsets.data || call->dtiled.data || call->drepeated.data
+           || call->ddistances.data;
 }
 
 static void look_back_small(const Call *call, Block *block)
@@ -680,19 +708,19 @@ static void look_back(const Call *call, Block *block)
                  block->down, step, 1.0f, block->sum_k + from, call->keys);
 }
 
-/* Write (n, keys), summed up with the long axis last, as (keys, n): this worker its part of the
-   keys, the sums of all threads of the team added in their order. */
+/* Write (n, count), summed up with the long axis last, as (count, n): this worker its part of the
+   count, the sums of all threads of the team added in their order. */
 static void write_sums(const Call *call, const Worker *worker, const float *sums, int64_t n,
-                       float *out, int64_t out_row)
+                       int64_t count, float *out, int64_t out_row)
 {
-    const int64_t step = workspace(call), begin = call->keys * worker->member / worker->team;
-    const int64_t end = call->keys * (worker->member + 1) / worker->team;
+    const int64_t step = workspace(call), begin = count * worker->member / worker->team;
+    const int64_t end = count * (worker->member + 1) / worker->team;
     sums -= worker->member * step;
     for (int64_t j = begin; j < end; j++)
         for (int64_t i = 0; i < n; i++) {
-            float sum = sums[i * call->keys + j];
+            float sum = sums[i * count + j];
             for (int64_t other = 1; other < worker->team; other++)
-                sum += sums[other * step + i * call->keys + j];
+                sum += sums[other * step + i * count + j];
             out[j * out_row + i] = sum;
         }
 }
@@ -712,6 +740,7 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
         block = open_example(call, worker, head, b);
         if (b == 0) {
             memset(block.sum_offsets, 0, call->keys * sizeof(float));
+            memset(block.sum_distances, 0, (call->queries + call->keys) * sizeof(float));
             *block.sum_weight = 0.0f;
         }
         if (!block.small && (b == 0 || !shared))
@@ -730,13 +759,17 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
         wait_for(call, worker);
         for (int64_t i = 0; call->dv.data && !block.small && i < block.beside; i++)
             write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
-                       call->value_width, at(&call->dv, &block, 0) + i * call->dv.example,
+                       call->value_width, call->keys, at(&call->dv, &block, 0) + i * call->dv.example,
                        call->dv.row);
         if (call->dk.data && !block.small && (last || !shared))
-            write_sums(call, worker, block.sum_k, call->width, at(&call->dk, &block, 0),
-                       call->dk.row);
+            write_sums(call, worker, block.sum_k, call->width, call->keys,
+                       at(&call->dk, &block, 0), call->dk.row);
         if (call->doffsets.data && last)
-            write_sums(call, worker, block.sum_offsets, 1, at(&call->doffsets, &block, 0), 1);
+            write_sums(call, worker, block.sum_offsets, 1, call->keys,
+                       at(&call->doffsets, &block, 0), 1);
+        if (call->ddistances.data && last)
+            write_sums(call, worker, block.sum_distances, 1, call->queries + call->keys,
+                       at(&call->ddistances, &block, 0), 1);
         if (call->dweight.data && last && worker->member == 0) {
             double sum = 0.0;
             for (int64_t other = 0; other < worker->team; other++)

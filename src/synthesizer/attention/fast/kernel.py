@@ -1,4 +1,4 @@
-"""An optional compiled way through the blocks, in C and without torch's headers: kernel.c.
+"""How the optional kernel, in C and without torch's headers, is compiled and loaded: kernel.c.
 
 The first process that could use it has it compiled for this machine in the background (a second of
 gcc or clang, where there is one) and computes without it; later ones use it. A training run
@@ -26,151 +26,26 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from synthesizer.errors import UserError
 from synthesizer.untrusted import who_else_may_write
-
-if TYPE_CHECKING:
-    from synthesizer.attention.fast.terms import Terms
-    from synthesizer.attention.masks import Visibility
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 WANTED = "SYNTHESIZER_KERNEL"  # 0: neither compile the kernel unasked nor use it
 HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
-CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
-FEWEST_ROWS, MOST_ROWS = 64, 256
-LANES = 16  # of kernel.c's vectors
-BESIDE = 2**20  # numbers of the values that stand side by side
-SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies them itself
-
-
-class Strided(ctypes.Structure):
-    """What kernel.c calls Strided: (H, B, rows, n), the last without gaps; shared axes step 0."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        *[(name, ctypes.c_int64) for name in ("head", "example", "row")],
-    )
-
-
-class Numbers(ctypes.Structure):
-    """What kernel.c calls Numbers: (B or 1, T), int32, the last without gaps."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("example", ctypes.c_int64))
-
-
 RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-AXES = {  # those that a tensor lacks to have four
-    "table": (slice(None), None),
-    "weight": (slice(None), None, None, None),
-    "offsets": (slice(None), None, None),
-}
-TERMS = ("queries", "keys", "values", "table", "weight", "offsets", "tiled", "repeated")
 
 
-class KernelCall(ctypes.Structure):
-    """What kernel.c calls a Call."""
+class Kernel(NamedTuple):
+    """What was compiled, and what of torch it is lent: operator.py and rows.py call it."""
 
-    _fields_ = (
-        *[(name, ctypes.c_void_p) for name in ("gemm", *RUNTIME)],
-        *[
-            (name, ctypes.c_int64)
-            for name in ("threads", "heads", "batch", "beside", "num_queries")
-        ],
-        *[(name, ctypes.c_int64) for name in ("num_keys", "width", "value_width", "rows")],
-        *[(name, ctypes.c_int64) for name in ("a", "b", "ready", "small")],
-        *[(name, Strided) for name in (*TERMS, "output")],
-        *[(f"grad_{name}", Strided) for name in TERMS],
-        *[(name, Numbers) for name in ("starts", "stops", "table_rows")],
-        ("room", ctypes.c_void_p),
-    )
-
-
-class RowsCall(ctypes.Structure):
-    """What kernel.c calls Rows."""
-
-    _fields_ = (
-        *[(name, ctypes.c_void_p) for name in RUNTIME],
-        *[(name, ctypes.c_int64) for name in ("threads", "rows", "inputs", "outputs", "heads")],
-        *[(name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y")],
-    )
-
-
-class Kernel:
-    """The compiled functions."""
-
-    def __init__(self, path: Path, gemm: int) -> None:
-        library = ctypes.CDLL(str(path))
-        self._gemm, self._runtime = gemm, _runtime()
-        self._attend, self._attend_back = library.attend, library.attend_back
-        self._workspace = library.workspace
-        for function in (self._attend, self._attend_back, self._workspace):
-            function.argtypes, function.restype = [ctypes.POINTER(KernelCall)], None
-        self._workspace.restype = ctypes.c_int64
-        self._project = library.project
-        self._project.argtypes, self._project.restype = [ctypes.POINTER(RowsCall)], None
-
-    def attend(
-        self,
-        terms: "Terms",
-        visibility: "Visibility",
-        output: Tensor,
-        ready: bool = False,
-        grads: "Terms | None" = None,
-    ) -> None:
-        """Write softmax(terms over what is seen) values, (H, B, T, K); ready: weights, no terms.
-
-        With grads, output is the output's gradient, and what grads has room for is written; that of
-        the table is added.
-        """
-        assert terms.values is not None
-        num_heads, batch, num_queries, value_width = output.shape
-        num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
-        widths = [
-            0 if part is None else part.shape[-1] for part in (queries, tiled, terms.repeated)
-        ]
-        alike = (queries is None or queries.shape[1] == 1) and visibility.is_shared
-        alike = alike and tiled is None
-        beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
-        budget = CACHED // 2 if visibility.grows else CACHED
-        rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
-        threads = torch.get_num_threads() if self._runtime else 1
-        sizes = (threads, num_heads, batch, beside, num_queries, num_keys, widths[0], value_width)
-        runtime = self._runtime or [0] * len(RUNTIME)
-        call = KernelCall(self._gemm, *runtime, *sizes, rows, *widths[1:], ready, SMALL)
-        given = {"output": output, **vars(terms)}
-        if grads is not None:
-            given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
-        for name, tensor in given.items():
-            if tensor is not None:
-                axes = AXES.get(name.removeprefix("grad_"), ...)
-                steps = tensor[axes].expand(num_heads, batch, -1, -1).stride()
-                setattr(call, name, Strided(tensor.data_ptr(), *steps[:3]))
-        for name in ("starts", "stops", "table_rows"):
-            numbers = getattr(visibility, name)
-            if numbers is not None:
-                step = numbers.expand(batch, -1).stride(0)
-                setattr(call, name, Numbers(numbers.data_ptr(), step))
-        room = output.new_empty(threads * self._workspace(call))
-        call.room = room.data_ptr()
-        (self._attend if grads is None else self._attend_back)(call)
-
-    def project(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows of x (..., D) by a weight (N, D), or by each head's (H, D, N): (..., N or H N)."""
-        x, heads = x.contiguous(), weight.shape[0] if weight.dim() == 3 else 0
-        outputs = weight.shape[-1 if heads else 0]
-        y = x.new_empty(*x.shape[:-1], outputs * max(1, heads))
-        sizes = (x.numel() // x.shape[-1], x.shape[-1], outputs, heads)
-        threads = torch.get_num_threads() if self._runtime else 1
-        data = (x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr())
-        runtime = self._runtime or [0] * len(RUNTIME)
-        self._project(RowsCall(*runtime, threads, *sizes, *data, y.data_ptr()))
-        return y
+    library: ctypes.CDLL
+    gemm: int  # address of torch's matrix product
+    runtime: tuple[int, ...]  # what starts torch's threads, as RUNTIME; zeros: there is one
 
 
 @cache
@@ -194,7 +69,9 @@ def loaded(home: str | None) -> Kernel | None:
     # The handle stays open: it is the file that was checked, whatever the path names by now, and
     # the loader tells libraries apart by their names.
     checked = Path(f"/proc/self/fd/{handle}")
-    return Kernel(checked if checked.exists() else path, gemm)
+    library = ctypes.CDLL(str(checked if checked.exists() else path))
+    library.workspace.restype = ctypes.c_int64
+    return Kernel(library, gemm, _runtime())
 
 
 def prepare() -> None:
@@ -329,10 +206,10 @@ def _gemm() -> int | None:
     return _address("sgemm_")
 
 
-def _runtime() -> list[int] | None:
+def _runtime() -> tuple[int, ...]:
     """What starts torch's own threads, where torch shows it; else the kernel takes one thread."""
-    found = [_address(name) for name in RUNTIME]
-    return None if None in found else [address for address in found if address is not None]
+    found = [_address(name) or 0 for name in RUNTIME]
+    return tuple(found) if all(found) else (0,) * len(found)
 
 
 def _address(name: str) -> int | None:

@@ -5,6 +5,7 @@ torch.export see two opaque operators, synthesizer::attend and synthesizer::atte
 break, any length, and no (B, H, T, S) when compiled either. Letters as in terms.py.
 """
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +16,23 @@ from torch.autograd.function import once_differentiable
 
 from synthesizer.attention.fast import gpu
 from synthesizer.attention.fast.blocks import Workspace, columns_of, sdpa_forward
-from synthesizer.attention.fast.kernel import HOME, loaded
+from synthesizer.attention.fast.kernel import HOME, RUNTIME, Kernel, loaded
 from synthesizer.attention.fast.terms import Terms, uses_kernel
 from synthesizer.attention.masks import Visibility
 
 NUM_TERMS = len(vars(Terms()))
 RANGES = "Tensor? starts, Tensor? stops, Tensor? table_rows, bool grows, bool is_shared"
 TERMS = f"Tensor {', Tensor? '.join(vars(Terms()))}, {RANGES}"
+CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache
+FEWEST_ROWS, MOST_ROWS = 64, 256
+BESIDE = 2**20  # numbers of the values that stand side by side
+SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies them itself
+AXES = {  # those that a tensor lacks to have four
+    "table": (slice(None), None),
+    "weight": (slice(None), None, None, None),
+    "offsets": (slice(None), None, None),
+    "distances": (slice(None), None, None),
+}
 
 
 def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
@@ -29,7 +40,7 @@ def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> T
     assert terms.values is not None
     with_kernel = uses_kernel(terms.values, num_queries)
     if not with_kernel:
-        terms.table, terms.weight = terms.weighted_table(), None
+        terms.write_out(num_queries)
     tensors, dtype = [], terms.values.dtype
     for tensor in vars(terms).values():
         if tensor is not None:
@@ -79,7 +90,7 @@ def attend_terms(terms: Terms, visibility: Visibility, num_queries: int) -> tupl
     by_head, nothing = output.permute(2, 0, 1, 3), values.new_empty(0, dtype=torch.float32)
     kernel = loaded(os.environ.get(HOME)) if uses_kernel(values, num_queries) else None
     if kernel is not None:
-        kernel.attend(terms, visibility, by_head)
+        run_kernel(kernel, terms, visibility, by_head)
         return output, nothing
     # PyTorch's own kernel wants one width, and no example with a mask of its own
     same_width = queries is not None and queries.shape[-1] == width
@@ -119,13 +130,88 @@ def attend_back(
         if grads.table is not None:
             grads.table.zero_()
         by_head = by_head if by_head.stride(-1) == 1 else by_head.contiguous()
-        kernel.attend(terms, visibility, by_head, grads=grads)
+        run_kernel(kernel, terms, visibility, by_head, grads=grads)
         return grads
     workspace = Workspace(terms, visibility, num_queries)
     grads.values, grads.keys = columns_of(grads.values), columns_of(grads.keys)
     for block in workspace.blocks():
         workspace.add_gradients(block, by_head, grads)
     return grads
+
+
+class Strided(ctypes.Structure):
+    """What kernel.c calls Strided: (H, B, rows, n), the last without gaps; shared axes step 0."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("head", "example", "row")],
+    )
+
+
+class Numbers(ctypes.Structure):
+    """What kernel.c calls Numbers: (B or 1, T), int32, the last without gaps."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("example", ctypes.c_int64))
+
+
+class KernelCall(ctypes.Structure):
+    """What kernel.c calls a Call."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("gemm", *RUNTIME)],
+        *[(name, ctypes.c_int64) for name in ("threads", "heads", "batch", "beside")],
+        *[(name, ctypes.c_int64) for name in ("num_queries", "num_keys", "width", "value_width")],
+        *[(name, ctypes.c_int64) for name in ("rows", "a", "b", "ready", "small")],
+        *[(name, Strided) for name in vars(Terms())],
+        ("output", Strided),
+        *[(f"grad_{name}", Strided) for name in vars(Terms())],
+        *[(name, Numbers) for name in ("starts", "stops", "table_rows")],
+        ("room", ctypes.c_void_p),
+    )
+
+
+def run_kernel(
+    kernel: Kernel,
+    terms: Terms,
+    visibility: Visibility,
+    output: Tensor,
+    *,
+    ready: bool = False,
+    grads: Terms | None = None,
+) -> None:
+    """Write softmax(terms over what is seen) values, (H, B, T, K); ready: weights, no terms.
+
+    With grads, output is the output's gradient, and what grads has room for is written; that of
+    the table is added.
+    """
+    assert terms.values is not None
+    num_heads, batch, num_queries, value_width = output.shape
+    num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
+    widths = [0 if part is None else part.shape[-1] for part in (queries, tiled, terms.repeated)]
+    alike = (queries is None or queries.shape[1] == 1) and tiled is None and visibility.is_shared
+    beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
+    budget = CACHED // 2 if visibility.grows else CACHED
+    rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
+    threads = torch.get_num_threads() if kernel.runtime[0] else 1
+    sizes = (threads, num_heads, batch, beside, num_queries, num_keys, widths[0], value_width)
+    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, *widths[1:], ready, SMALL)
+    given = {"output": output, **vars(terms)}
+    if grads is not None:
+        given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
+    for name, tensor in given.items():
+        if tensor is not None:
+            axes = AXES.get(name.removeprefix("grad_"), ...)
+            steps = tensor[axes].expand(num_heads, batch, -1, -1).stride()
+            setattr(call, name, Strided(tensor.data_ptr(), *steps[:3]))
+    for name in ("starts", "stops", "table_rows"):
+        numbers = getattr(visibility, name)
+        if numbers is not None:
+            step = numbers.expand(batch, -1).stride(0)
+            setattr(call, name, Numbers(numbers.data_ptr(), step))
+    library, pointer = kernel.library, ctypes.byref(call)
+    room = output.new_empty(threads * library.workspace(pointer))
+    call.room = room.data_ptr()
+    (library.attend if grads is None else library.attend_back)(pointer)
 
 
 @torch.library.custom_op(

@@ -13,6 +13,7 @@ Letters as in synthesis.py.
 """
 
 import os
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -22,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.kernel import HOME, loaded
-from synthesizer.attention.fast.operator import block_attention
+from synthesizer.attention.fast.operator import block_attention, run_kernel
 from synthesizer.attention.fast.terms import Terms, uses_kernel
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
+from synthesizer.attention.relative import add_diagonals, lay_out
 
 LONG = 2048  # from here on keeping (H, T, S) probabilities costs more than making them again
 
@@ -36,17 +38,18 @@ def table_attention(
     assert terms.values is not None
     values = terms.values.transpose(0, 1)  # (B, H, S, K)
     if dropout > 0.0:
-        weights = probabilities(terms, visibility)
+        weights = probabilities(terms, visibility, num_queries)
         return apart(torch.bmm(_drop(weights, dropout).to(values.dtype), beside(values)), values)
     if num_queries == 1 and not torch.is_grad_enabled():
-        return one_row(values, probabilities(terms, visibility))
+        return one_row(values, probabilities(terms, visibility, num_queries))
     if uses_kernel(values, num_queries):
         return block_attention(terms, visibility, num_queries)
     if torch.compiler.is_compiling() or values.is_cuda:  # no blocks of rows: their ends are numbers
-        weights = probabilities(terms, visibility).to(values.dtype)
+        weights = probabilities(terms, visibility, num_queries).to(values.dtype)
         return apart(torch.bmm(weights, beside(values)), values)
     low_rank = [None if part is None else part[:, 0] for part in (terms.queries, terms.keys)]
-    output = _TableAttention.apply(visibility, beside(values), terms.weighted_table(), *low_rank)
+    logits_of = (terms.weighted_table(), *low_rank, terms.distances)
+    output = _TableAttention.apply(visibility, num_queries, beside(values), *logits_of)
     return apart(output, values)
 
 
@@ -58,7 +61,7 @@ def masked_table_attention(
     values = terms.values
     real = mask[:, :, None].to(values.dtype).expand(len(values), -1, -1, -1)  # (H, B, S, 1)
     if dropout > 0.0:
-        weights = probabilities(terms, visibility)
+        weights = probabilities(terms, visibility, num_queries)
         weights, batch_first = weights.to(values.dtype), real.transpose(0, 1)
         share = apart(torch.bmm(weights, beside(batch_first)), batch_first)
         shown = (values * real).transpose(0, 1)
@@ -88,7 +91,7 @@ def frozen_attention(
     if kernel is not None:
         terms = Terms(values.transpose(0, 1), table=weights)
         output = values.new_empty(len(values), num_queries, values.shape[1], values.shape[3])
-        kernel.attend(terms, visibility, output.permute(2, 0, 1, 3), ready=True)
+        run_kernel(kernel, terms, visibility, output.permute(2, 0, 1, 3), ready=True)
         return output
     side_by_side = beside(values)
     output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])
@@ -98,9 +101,9 @@ def frozen_attention(
     return apart(output, values)
 
 
-def probabilities(terms: Terms, visibility: Visibility) -> Tensor:
-    """The softmax of a table and low ranks, (H, T, S), by operations that autograd knows."""
-    whole = terms.whole_table()
+def probabilities(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
+    """The softmax of all terms, (H, T, S), by operations that autograd knows."""
+    whole = terms.whole_table(num_queries)
     if visibility.stops is not None:
         whole, num_keys = whole.clone(), whole.shape[2]
         span = KeySpan(0, num_keys, 0, num_keys)  # compare every row with every key
@@ -122,35 +125,35 @@ class _TableAttention(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         visibility: Visibility,
+        num_queries: int,
         values: Tensor,
-        table: Tensor | None,
-        rows: Tensor | None,
-        columns: Tensor | None,
+        *logits_of: Tensor | None,
     ) -> Tensor:
-        num_queries = table.shape[1] if table is not None else rows.shape[1]  # type: ignore[union-attr]
+        table, *others = logits_of
         output = values.new_empty(values.shape[0], num_queries, values.shape[2])
         blocks, kept = _row_blocks(num_queries, values.shape[1], visibility), []
         ctx.keeps = num_queries < LONG
         heads = [slice(None)] if ctx.keeps else _each(len(values))
         for head, (here, span) in product(heads, blocks):
             keys = slice(span.first, span.last)
-            weights = _block_weights((table, rows, columns), visibility, head, here, span)
+            weights = _block_weights(logits_of, visibility, num_queries, head, here, span)
             weights = weights.to(values.dtype)
             torch.bmm(weights, values[head, keys], out=output[head, here])
             if any(ctx.needs_input_grad) and ctx.keeps:
                 kept.append(weights)
-        ctx.save_for_backward(values, rows, columns, None if ctx.keeps else table, *kept)
+        ctx.save_for_backward(values, None if ctx.keeps else table, *others, *kept)
         ctx.blocks, ctx.like = blocks, None if table is None else (table.shape, table.dtype)
-        ctx.visibility = visibility
+        ctx.visibility, ctx.num_queries = visibility, num_queries
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        values, rows, columns, table, *kept = ctx.saved_tensors
-        wants_values, *wanted = ctx.needs_input_grad[1:]
+        values, table, rows, columns, distances, *kept = ctx.saved_tensors
+        wants_values, *wanted = ctx.needs_input_grad[2:]
         grad_values = torch.zeros_like(values) if wants_values else None
         grad_table = grad_rows = grad_columns = None
+        grad_distances = torch.zeros_like(distances) if wanted[3] else None
         if wanted[0]:
             shape, dtype = ctx.like
             grad_table = torch.zeros(shape, dtype=dtype, device=values.device)
@@ -162,7 +165,9 @@ class _TableAttention(torch.autograd.Function):
             if ctx.keeps:
                 weights = kept[index]
             else:
-                weights = _block_weights((table, rows, columns), ctx.visibility, head, here, span)
+                logits_of = (table, rows, columns, distances)
+                given = (logits_of, ctx.visibility, ctx.num_queries)
+                weights = _block_weights(*given, head, here, span)
                 weights = weights.to(values.dtype)
             if grad_values is not None:
                 grad_values[head, keys].baddbmm_(weights.mT, grad[head, here])
@@ -172,29 +177,40 @@ class _TableAttention(torch.autograd.Function):
             down = torch._softmax_backward_data(down, weights, -1, weights.dtype)
             if grad_table is not None:
                 grad_table[head, here, keys] = down
+            if grad_distances is not None:
+                add_diagonals(grad_distances[head], down, ctx.num_queries, here, keys)
             if grad_rows is not None and grad_columns is not None:
                 down = down.to(grad_rows.dtype)
                 grad_rows[head, here] = torch.bmm(down, columns[head, keys])
                 grad_columns[head, keys] += torch.bmm(down.mT, rows[head, here])
-        return None, grad_values, grad_table, grad_rows, grad_columns
+        return None, None, grad_values, grad_table, grad_rows, grad_columns, grad_distances
 
 
 def _block_weights(
-    logits_of: tuple[Tensor | None, Tensor | None, Tensor | None],
+    logits_of: Sequence[Tensor | None],
     visibility: Visibility,
+    num_queries: int,
     head: slice,
     here: slice,
     span: KeySpan,
 ) -> Tensor:
-    """The probabilities of some heads and rows, (heads, rows, keys), of table + rows columns^T."""
-    table, rows, columns = logits_of
+    """The probabilities of some heads and rows, (heads, rows, keys).
+
+    logits_of  table + rows columns^T + what distances say, each None where it is not in the sum
+    """
+    table, rows, columns, distances = logits_of
     keys = slice(span.first, span.last)
+    each = []
     if rows is not None and columns is not None:
-        logits = torch.bmm(rows[head, here], columns[head, keys].mT)
-        logits = logits if table is None else logits.add_(table[head, here, keys])
-    else:
-        assert table is not None
-        logits = table[head, here, keys].clone(memory_format=torch.contiguous_format)
+        each.append(torch.bmm(rows[head, here], columns[head, keys].mT))
+    if distances is not None:
+        each.append(lay_out(distances[head], num_queries, here, keys).contiguous())
+    if table is not None:
+        own = table[head, here, keys]
+        each.append(own if each else own.clone(memory_format=torch.contiguous_format))
+    logits = each[0]
+    for part in each[1:]:
+        logits += part
     visibility.hide(logits, here, span, slice(None))
     return torch.softmax(logits, -1, out=logits)
 

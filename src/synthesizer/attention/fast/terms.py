@@ -1,7 +1,7 @@
 """What the logits of a synthesis are made of: tables, bilinear terms and outer products.
 
     logits[b,h,i,j] = weight[h] table[h,i,j] + queries[b,h,i]·keys[b,h,j] + offsets[h,j]
-                      + tiled[b,h,i,j mod a] repeated[b,h,i,j div a]
+                      + tiled[b,h,i,j mod a] repeated[b,h,i,j div a] + distances[h, T - i + j]
 
 Every synthesizing function is one of these terms, and a mixture scales and adds them. Nothing of
 (B, H, T, S) is written here. Positions are slots: T queries are the last of S keys.
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.kernel import HOME, loaded
+from synthesizer.attention.relative import Relative, lay_out, numbers_by_distance
 from synthesizer.attention.synthesis import (
     Dense,
     DotProduct,
@@ -45,6 +46,7 @@ class Terms:
     offsets: Tensor | None = None  # (H, S)
     tiled: Tensor | None = None  # (H, B, T, a)
     repeated: Tensor | None = None  # (H, B, T, b)
+    distances: Tensor | None = None  # (H, T + S), of which key 0 reads the first: relative.py
 
     def weighted_table(self) -> Tensor | None:
         """The table times its weight, written out."""
@@ -52,9 +54,19 @@ class Terms:
             return self.table
         return self.table * self.weight[:, None, None]
 
-    def whole_table(self) -> Tensor:
-        """The sum of table and low rank, where no term depends on the input: (H, T, S)."""
-        table = self.weighted_table()
+    def write_out(self, num_queries: int) -> None:
+        """Make one table of the table, its weight and the distances."""
+        table, distances = self.weighted_table(), self.distances
+        if distances is not None:
+            rows, keys = slice(0, num_queries), slice(0, distances.shape[1] - num_queries)
+            written = lay_out(distances, num_queries, rows, keys)
+            table = written if table is None else table + written
+        self.table, self.weight, self.distances = table, None, None
+
+    def whole_table(self, num_queries: int) -> Tensor:
+        """The sum of all terms, where none depends on the input: (H, T, S)."""
+        self.write_out(num_queries)
+        table = self.table
         if self.queries is not None and self.keys is not None:
             low_rank = (self.queries @ self.keys.mT)[:, 0]
             table = low_rank if table is None else low_rank + table
@@ -155,6 +167,7 @@ def _add(each: list[Terms]) -> Terms:
     queries = [part.queries for part in each if part.queries is not None]
     keys = [part.keys for part in each if part.keys is not None]
     offsets = [part.offsets for part in each if part.offsets is not None]
+    distances = [part.distances for part in each if part.distances is not None]
     total = next((part for part in each if part.tiled is not None), Terms())
     if len(tables) == 1:  # the weight stays apart: the compiled kernel applies it on the way
         total.table, total.weight = tables[0].table, tables[0].weight
@@ -168,6 +181,8 @@ def _add(each: list[Terms]) -> Terms:
         total.keys = torch.cat([part.expand(-1, batch, -1, -1) for part in keys], -1)
     if offsets:
         total.offsets = torch.stack(offsets).sum(0)
+    if distances:
+        total.distances = torch.stack(distances).sum(0)
     return total
 
 
@@ -222,6 +237,10 @@ def _low_rank(
     return Terms(queries=rows[:, None], keys=part.columns[:, None, :num_keys])
 
 
+def _distances(part: Relative, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None) -> Terms:
+    return Terms(distances=_scaled(numbers_by_distance(part, x.shape[1], num_keys), alpha))
+
+
 def _dense(part: Dense, x: Tensor, keys: None, num_keys: int, alpha: Tensor | None) -> Terms:
     columns = _scaled(part.w2[..., :num_keys], alpha)  # (H, K, S)
     offsets = _scaled(part.b2[:, :num_keys], alpha)
@@ -256,6 +275,7 @@ _TERMS: dict[type, Callable[..., Terms]] = {
     Random: _table,
     FixedRandom: _table,
     FactorizedRandom: _low_rank,
+    Relative: _distances,
     Dense: _dense,
     FactorizedDense: _outer,
 }
