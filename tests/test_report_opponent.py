@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.report.opponent import search_table
+from synthesizer.report.search import search_table
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
 from test_report import make_run

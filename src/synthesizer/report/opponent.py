@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from synthesizer.report.summary import DOT, Line, Summary, opponent_record
+from synthesizer.report.summary import DOT, Summary, opponent_record
 from synthesizer.sizes import DEFAULTS
-from synthesizer.study.tune import at_the_edge, expected_best
+from synthesizer.study.tune import Tried, best_of
 
 
 def opponent_sentences(summary: Summary) -> Iterator[str]:
@@ -38,30 +38,24 @@ def opponent_sentences(summary: Summary) -> Iterator[str]:
         return
     how = chosen.get("how") or "the best on validation"
     yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
-    tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]
-    if tried:
-        shown = [
-            f"{t['positions']} {t['validation']:.{summary.digits}f}" for t in _best_each(tried)
-        ]
-        listed = ", ".join(shown)
-        yield f"Its positions were searched with a seed of its own, on validation: {listed}."
+    found = _best_each(summary, chosen.get("trials", []))
+    if found:
+        listed = ", ".join(f"{kind} {one.mean:.{summary.digits}f}" for kind, one in found.items())
+        twice = any(len(one.scores) > 1 for one in found.values())
+        seeds = "two seeds of its own (the mean decides)" if twice else "a seed of its own"
+        yield f"Its positions were searched with {seeds}, on validation: {listed}."
     yield from _gain(summary, chosen.get("configured"))
 
 
-def _best_each(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best trial of each kind of positions."""
-    best: dict[str, dict[str, Any]] = {}
-    for trial in tried:
-        kind = next(
-            (t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")),
-            trial["positions"],
-        )
-        trial = {**trial, "positions": kind}
-        sign = 1 if trial.get("higher_is_better", True) else -1
-        old = best.get(kind)
-        if old is None or sign * trial["validation"] > sign * old["validation"]:
-            best[kind] = trial
-    return list(best.values())
+def _best_each(summary: Summary, trials: list[dict[str, Any]]) -> dict[str, Tried]:
+    """The best setting of each kind of positions."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        own = [t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")]
+        told = {"higher_is_better": summary.higher_is_better, **trial}
+        kinds.setdefault(own[0] if own else trial["positions"], []).append(told)
+    found = {kind: best_of(each) for kind, each in kinds.items()}
+    return {kind: best for kind, best in found.items() if best is not None}
 
 
 def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
@@ -95,30 +89,3 @@ def curve_sentences(summary: Summary) -> Iterator[str]:
         f"closes for {'; '.join(shown)}. What longer training would say is open "
         "(--confirm 3x trains them three times as long)."
     )
-
-
-def search_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """What the search found for each row: the rate at an edge, and the best to expect of k."""
-    rows = []
-    for line in summary.lines:
-        expected = expected_best(_with_direction(line, summary))
-        if not expected:
-            continue
-        rows.append([line.row.label, _edge(line, summary), *_spread(expected, summary.digits)])
-    heads = ["best learning rate", "expected best of 1", "of half", "of all trials"]
-    return ["variant", *heads], rows
-
-
-def _edge(line: Line, summary: Summary) -> str:
-    edge = at_the_edge(_with_direction(line, summary))
-    return f"{edge} of those tried: widen" if edge else "inside"
-
-
-def _with_direction(line: Line, summary: Summary) -> list[dict[str, Any]]:
-    """Trials that failed do not say which scores are better."""
-    return [{"higher_is_better": summary.higher_is_better, **trial} for trial in line.row.trials]
-
-
-def _spread(expected: list[float], digits: int) -> list[str]:
-    places = (0, (len(expected) - 1) // 2, len(expected) - 1)
-    return [f"{expected[place]:.{digits}f}" for place in places]

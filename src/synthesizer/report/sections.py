@@ -16,7 +16,6 @@ from synthesizer.report.metric_tables import (
     varied_points,
     varied_table,
 )
-from synthesizer.report.opponent import search_table
 from synthesizer.report.page import (
     Plot,
     Section,
@@ -39,7 +38,8 @@ from synthesizer.report.plots import (
 )
 from synthesizer.report.published import BIBTEX, PaperTable, paper_tables
 from synthesizer.report.reliability import floors, reliability
-from synthesizer.report.summary import MISSING, Opponent, Summary, machines
+from synthesizer.report.search import search_sentence, search_table, trial_table
+from synthesizer.report.summary import Opponent, Summary, machines
 from synthesizer.report.tables import TERMS, cells, markdown
 from synthesizer.untrusted import fenced, plain
 
@@ -110,10 +110,7 @@ def notes(summary: Summary) -> list[str]:
     ]
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
-        said.append(
-            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
-            "those that did best on validation."
-        )
+        said.append(search_sentence(summary))
     elif chosen:
         said.append(
             f"All variants use the recipe's learning rates, which were chosen for {chosen}."
@@ -200,7 +197,8 @@ def text_of(summaries: Sequence[Summary]) -> str:
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
-            parts += ["## Search", markdown(*trials(summary)), markdown(*search_table(summary))]
+            parts += ["## Search", markdown(*trial_table(summary))]
+            parts += [markdown(*search_table(summary))]
         published = _paper_of(summary)
         if published:
             parts += ["## Published results", _apart()]
@@ -280,36 +278,19 @@ def _left_to_the_table(summary: Summary) -> str:
     )
 
 
-def trials(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of what was tried for each row, the best first."""
-    sign = -1 if summary.higher_is_better else 1
-    rows = []
-    for line in summary.lines:
-        known = [trial for trial in line.row.trials if trial["validation"] is not None]
-        failed = [trial for trial in line.row.trials if trial["validation"] is None]
-        ordered = sorted(known, key=lambda trial: sign * trial["validation"])
-        for place, trial in enumerate([*ordered, *failed]):
-            value = trial["validation"]
-            shown = "failed" if value is None else f"{value:.{summary.digits}f}"
-            set_to = dict(change.split("=", 1) for change in trial["changes"])
-            rates = [
-                set_to.get(key, MISSING)
-                for key in ("train.lr", "train.table_rate", "model.positions")
-            ]
-            chosen = "chosen" if place == 0 and value is not None else ""
-            rows.append([line.row.label, *rates, shown, chosen])
-    heads = ["learning rate", "table rate", "positions", f"validation {summary.metric_name}", ""]
-    return ["variant", *heads], rows
-
-
 def _trials(summary: Summary) -> str:
     if not any(line.row.trials for line in summary.lines):
         return ""
-    caption = "Score on validation by learning rate: one point per trial, the chosen one filled."
+    caption = (
+        "Score on validation by learning rate: one open point per run, joined where two seeds "
+        "tried one setting; filled: what was chosen, at the mean of its seeds."
+    )
     plot = (
         figures([Plot(score_by_rate(summary), caption)]) if summary.study.facts.get("tune") else ""
     )
-    return "\n".join([plot, table(*search_table(summary)), table(*trials(summary), sortable=True)])
+    return "\n".join(
+        [plot, table(*search_table(summary)), table(*trial_table(summary), sortable=True)]
+    )
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:

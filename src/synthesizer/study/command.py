@@ -90,7 +90,9 @@ def compare(
     tune: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Learning-rate search: trials per variant; by default 4, with --quick none."
+            min=0,
+            help="Learning-rate search: trials per variant, of which the best two are trained "
+            "again; by default 6, with --quick none.",
         ),
     ] = None,
     margin: Annotated[
