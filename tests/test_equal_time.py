@@ -114,14 +114,14 @@ def test_a_confirmation_is_a_study_of_its_own_with_more_steps(asked, monkeypatch
 
     monkeypatch.setattr(confirming, "open_workers", open_here)
     said = []
-    assert confirm(plan, "dot", [], 3, said.append, plain=True) is None
+    assert confirm(plan, ["dot"], [], 3, said.append, plain=True) is None
     assert said == ["nothing to confirm: no decided row's gap to dot still closes"]
     for _ in range(2):  # the second finds all of it done
-        done = confirm(plan, "dot", ["random"], 3, said.append, plain=True)
+        done = confirm(plan, ["dot"], ["random"], 3, said.append, plain=True)
     assert done.out == plan.out / "confirm-3x"
     first, second = summarize_all([plan.out])
     assert [line.row.label for line in first.lines if line.scores] != []
-    assert second.study.name.endswith(", 3 times the steps")
+    assert second.study.name.endswith(" with 3 times the steps")
     assert {line.row.label for line in second.lines} == {"dot", "random"}
     assert "2 of 2 runs finished already" in said
 

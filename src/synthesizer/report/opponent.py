@@ -84,8 +84,13 @@ def curve_sentences(summary: Summary) -> Iterator[str]:
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in closing
     ]
+    longer = sorted(path.parent.name for path in summary.study.path.glob("confirm-*x/study.json"))
+    then = (
+        f"What longer training says is a table of its own ({', '.join(longer)})."
+        if longer
+        else "What longer training would say is open (--confirm 3x trains three times as long)."
+    )
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
-        f"closes for {'; '.join(shown)}. What longer training would say is open "
-        "(--confirm 3x trains them three times as long)."
+        f"closes for {'; '.join(shown)}. {then}"
     )

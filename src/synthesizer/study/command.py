@@ -206,6 +206,6 @@ def compare(
         return
     planned = study.compare(asked, say_wrapped, plain=plain)
     if times is not None:
-        opponent, closing = closing_rows(planned.out)
-        confirm_longer(planned, opponent, closing, times, say_wrapped, plain=plain)
+        dots, closing = closing_rows(planned.out)
+        confirm_longer(planned, dots, closing, times, say_wrapped, plain=plain)
     print_report([planned.out])
