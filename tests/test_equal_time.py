@@ -14,6 +14,7 @@ from synthesizer.study import confirm as confirming
 from synthesizer.study.confirm import confirm, lengthen, parse_times
 from synthesizer.study.match_time import fit_steps
 from synthesizer.study.plan import draw_up
+from synthesizer.training import preview
 from test_study import Here, conducted, planned, study_of
 
 SECONDS = {"dot": 0.04, "random": 0.02, "random+dot": 0.05, "none": 0.0799}
@@ -28,8 +29,10 @@ class Timed(Here):
     def ask(self, order):
         if order["do"] != "time":
             return super().ask(order)
-        self.timed.append(parse_recipe(order["recipe"]).synthesis)
-        return {"seconds_per_step": SECONDS[self.timed[-1]]}
+        own, dots = (parse_recipe(order[key]).synthesis for key in ("recipe", "beside"))
+        self.timed.append((own, dots))
+        slow = (1.0, 1.0, 7.0, 1.0, 3.0)  # what else the machine does
+        return {"seconds": [(SECONDS[own] * load, SECONDS[dots] * load) for load in slow]}
 
 
 def test_rows_train_for_as_many_seconds_as_dot_and_the_steps_are_recorded(asked):
@@ -44,12 +47,47 @@ def test_rows_train_for_as_many_seconds_as_dot_and_the_steps_are_recorded(asked)
     assert steps == {**alike, "random": 24, "random+dot": 10, "none": 6}
     assert recipes["random"].evaluate.every == 2 * recipes["dot"].evaluate.every
     (random,) = [row for row in found.rows if row.label == "random"]
-    assert random.note == "24 steps of 20 ms, as long as 12 of dot's 40 ms"
-    assert len(pool.timed) == len(SECONDS) + 1  # the size control is a dot of its own
+    timed = "24 steps of 20 ms, as long as 12 of dot's 40 ms (in turns; two halves differ by 0.0%)"
+    assert random.note == timed
+    # the size control is a dot of its own, and is timed beside dot as well
+    assert pool.timed == [(name, "dot") for name in ("random", "random+dot", "none", "dot")]
     later = Timed()
     assert fit_steps(planned(chosen), later, lambda line: None).rows == found.rows
     assert later.timed == [], "a study that goes on reads its record"
     assert {row["label"]: row["note"] for row in study_of(chosen)["rows"]}["random"] == random.note
+
+
+def test_one_slow_step_does_not_move_the_number_of_steps(asked):
+    class Disturbed(Timed):
+        def ask(self, order):
+            found = super().ask(order)
+            if order["do"] == "time":
+                found["seconds"][2] = (found["seconds"][2][0] * 50, found["seconds"][2][1])
+            return found
+
+    chosen = replace(asked, match="time", syntheses=("dot", "random"), seeds=3)
+    plan = planned(chosen)
+    plan.out.mkdir()
+    rows = fit_steps(plan, Disturbed(), lambda line: None).rows
+    assert "train.steps=24" in rows[1].changes
+
+
+def test_two_recipes_take_their_steps_in_turns(asked, monkeypatch):
+    taken = []
+    take_step = preview.Loop.take_step
+
+    def recorded(loop, batch):
+        taken.append(loop.recipe.synthesis)
+        return take_step(loop, batch)
+
+    monkeypatch.setattr(preview, "TIMED", 4)
+    monkeypatch.setattr(preview.Loop, "take_step", recorded)
+    plan = planned(replace(asked, syntheses=("dot", "none")))
+    dot, none = (plan.recipe(row, 1) for row in plan.rows[:2])
+    found = preview.time_beside(none, dot)
+    assert taken == ["dot", "none", "none", "dot", "dot", "none", "none", "dot"]
+    assert len(found) == 3, "the first step warms up"
+    assert all(seconds > 0 for pair in found for seconds in pair)
 
 
 def test_a_study_of_equal_time_times_real_steps_and_says_so(asked):
@@ -76,14 +114,14 @@ def test_a_confirmation_is_a_study_of_its_own_with_more_steps(asked, monkeypatch
 
     monkeypatch.setattr(confirming, "open_workers", open_here)
     said = []
-    assert confirm(plan, "dot", [], 3, said.append, plain=True) is None
+    assert confirm(plan, ["dot"], [], 3, said.append, plain=True) is None
     assert said == ["nothing to confirm: no decided row's gap to dot still closes"]
     for _ in range(2):  # the second finds all of it done
-        done = confirm(plan, "dot", ["random"], 3, said.append, plain=True)
+        done = confirm(plan, ["dot"], ["random"], 3, said.append, plain=True)
     assert done.out == plan.out / "confirm-3x"
     first, second = summarize_all([plan.out])
     assert [line.row.label for line in first.lines if line.scores] != []
-    assert second.study.name.endswith(", 3 times the steps")
+    assert second.study.name.endswith(" with 3 times the steps")
     assert {line.row.label for line in second.lines} == {"dot", "random"}
     assert "2 of 2 runs finished already" in said
 

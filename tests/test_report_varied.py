@@ -38,9 +38,10 @@ def probe_study(home):
 
 def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
     summary = probe_study(tmp_path)
-    first, second = summary.answer.split(" Yes: ")
-    assert first.startswith("No: on distance-copying with difficulty 2 random is no worse than")
-    assert second.startswith("on distance-copying with difficulty 8 the one row without dot")
+    assert summary.answer.startswith(
+        "On distance-copying, it depends on difficulty: no at 2 (random is no worse than dot "
+        "product), yes at 8 (the one row without dot product is worse); margin "
+    )
     told = "\n".join(notes(summary))
     assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
     assert "each varied value has its own dot product" in told

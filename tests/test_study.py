@@ -23,7 +23,7 @@ from synthesizer.experiment.run import Run
 from synthesizer.study.budget import at_width, count, match_width
 from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import draw_up
-from synthesizer.study.tune import settings_of
+from synthesizer.study.tune import TRIAL_SEEDS, settings_of
 from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
 from synthesizer.training.build import build_model
@@ -239,11 +239,12 @@ def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_o
     trials = {}
     for trial in told["trials"]:
         run = Run(asked.out / trial["run"])
-        assert run.recipe().seed == 0
+        assert run.recipe().seed == trial["seed"]
         assert run.result()["split"] == "validation"
-        trials[run.recipe().model.positions] = trial["validation"]
+        trials.setdefault(run.recipe().model.positions, {})[trial["seed"]] = trial["validation"]
     assert set(trials) == {"sinusoidal", RELATIVE, ROTARY}
-    best = min(trials, key=trials.get)
+    assert all(list(scores) == [*TRIAL_SEEDS] for scores in trials.values())
+    best = min(trials, key=lambda kind: sum(trials[kind].values()))
     assert told["label"] == ("dot" if best == "sinusoidal" else f"dot, {best}")
     labels = [row["label"] for row in study["rows"]]
     assert labels == list(dict.fromkeys(["dot", "random", told["label"]]))
@@ -322,9 +323,9 @@ def test_a_larger_search_goes_on_where_a_smaller_one_ended(asked):
     times = [(run.path / "result.json").stat().st_mtime_ns for run in first]
     conducted(replace(asked, tune=3))
     trials = study_of(asked)["rows"][0]["trials"]
-    assert [trial["run"] for trial in trials[:2]] == [
-        str(run.path.relative_to(asked.out)) for run in first
-    ]
+    found = {trial["run"]: trial["seed"] for trial in trials}
+    assert found.keys() >= {str(run.path.relative_to(asked.out)) for run in first}
+    assert [run.path.name for run in first] == ["trial1", "trial2", "trial1-again", "trial2-again"]
     assert [(run.path / "result.json").stat().st_mtime_ns for run in first] == times
     with pytest.raises(UserError, match="--tune: 3 -> 2"):
         draw_up(asked)
@@ -409,19 +410,48 @@ def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatc
     assert random.recipe() == random_recipe
 
 
-def test_tuning_gives_each_row_its_trials_and_the_best_of_them(asked):
-    plan = conducted(replace(asked, syntheses=("dot", "random"), tune=2))
+def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(asked, capsys):
+    plan = conducted(replace(asked, syntheses=("dot", "random"), tune=3))
+    said = capsys.readouterr().out
+    assert "search: 3 trials per variant, the best 2 of each again under a second seed" in said
+    assert "for the search (10 runs left, 1 worker" in said, "the second seeds are counted"
     for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
-        values = [trial["validation"] for trial in record["trials"]]
-        assert [trial["run"][-6:] for trial in record["trials"]] == ["trial1", "trial2"]
-        assert len(values) == 2
-        results = [Run(asked.out / trial["run"]).result() for trial in record["trials"]]
-        assert [result["split"] for result in results] == ["validation"] * 2
-        assert [result["metrics"]["bits_per_byte"] for result in results] == pytest.approx(values)
-        assert Run(plan.path(row, 1)).result()["split"] == "test"
-        chosen = record["trials"][values.index(min(values))]["changes"]
+        scores = {}
+        for trial in record["trials"]:
+            run = Run(asked.out / trial["run"])
+            assert run.recipe().seed == trial["seed"]
+            assert run.result()["split"] == "validation"
+            assert run.result()["metrics"]["bits_per_byte"] == pytest.approx(trial["validation"])
+            scores.setdefault(tuple(trial["changes"]), []).append(trial["validation"])
+        first = sorted(scores, key=lambda changes: scores[changes][0])
+        assert [len(scores[changes]) for changes in first] == [2, 2, 1]
+        chosen = min(first[:2], key=lambda changes: sum(scores[changes]))
         train = Run(plan.path(row, 1)).recipe().train
-        assert [f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"] == chosen
+        assert chosen == (f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}")
+        assert Run(plan.path(row, 1)).result()["split"] == "test"
+    assert study_of(asked)["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
+
+
+def test_a_study_that_began_with_one_search_seed_goes_on_with_it(asked):
+    """Other settings would make another study of it, after its verdict was seen."""
+    asked = replace(asked, syntheses=("dot", "random"), tune=3)
+    plan = draw_up(asked)
+    plan.out.mkdir()
+    conduct(replace(plan, repeated=0), Here(), print, plain=True)
+    study = study_of(asked)
+    del study["search"]  # as such studies were recorded
+    (asked.out / "study.json").write_text(json.dumps(study))
+    later = conducted(replace(asked, tune=None))
+    assert (later.repeated, later.asked.trials) == (0, 3)
+    assert not list(asked.out.glob("trials/*/*-again"))
+    assert study_of(asked)["rows"] == study["rows"]
+    assert study_of(asked)["search"] == {"repeated": 0, "seeds": [0]}
+
+
+def test_no_seed_that_chooses_is_reported(asked):
+    with pytest.raises(UserError, match="seed 0 chooses learning rates and is never reported; set"):
+        draw_up(replace(asked, tune=2, overrides=("seed=0",)))
+    draw_up(replace(asked, tune=0, overrides=("seed=0",)))
 
 
 def test_other_systems_are_rows_too_where_they_can_be(asked):

@@ -10,6 +10,7 @@ from scipy import stats
 from simulation import BIMODAL, NARROW, NOISES, binary, draw, family_wise
 from synthesizer.errors import UserError
 from synthesizer.metrics import SCORES, percent_from_statistics, score
+from synthesizer.study.answer import Varied, answer, answer_by_value, kind_of
 from synthesizer.study.evidence import (
     Evidence,
     effective_units,
@@ -34,11 +35,9 @@ from synthesizer.study.verdict import (
     Comparison,
     Measured,
     allowed,
-    answer,
     is_void,
     judge,
     judge_again,
-    kind_of,
     margin_for,
 )
 
@@ -430,3 +429,39 @@ def test_rows_are_told_apart_by_what_they_hold():
 def test_a_dot_that_scores_nothing_has_no_margin_and_no_crash():
     zero = Comparison("random", 0.0, -1.0, 1.0, 3, 0.0, UNDECIDED, unseen=1.0)
     assert zero.advice == "dot scores 0, and so does a share of it: set --margin"
+
+
+def varied(value, words, closing=()):
+    rows = [
+        (spec, Comparison(spec, 0.0, -1, 1, 3, 0.5, word, (0.025, 0.025)))
+        for spec, word in words.items()
+    ]
+    return Varied(value, rows, closing)
+
+
+def test_one_sentence_speaks_of_all_varied_values():
+    """Values that say the same are named together, and an undecided one decides nothing."""
+
+    def said(*tables):
+        return answer_by_value("copying", "difficulty", tables, "1 point")
+
+    four, eight = (varied(v, {"random": "worse", "dense": "no worse"}) for v in "48")
+    open_ = varied("16", {"random": "worse", "dense": "undecided"})
+    assert said(four, replace(eight, closing={"dense"}), open_) == (
+        "On copying, by difficulty: no at 4 and 8 (dense is no worse than dot product), undecided "
+        "at 16 (more seeds or test examples are needed for dense); margin 1 point. "
+        "So far: gaps to dot still close, that of dense at 8."
+    )
+    assert said(four, eight).startswith("On copying, no at every difficulty tried: no at 4 and 8 (")
+    worse = varied("32", {"random": "worse", "dense": "worse"})
+    assert said(four, worse).startswith("On copying, it depends on difficulty: no at 4 (")
+    assert "yes at 32 (both rows without dot product are worse)" in said(four, worse)
+    missing = Varied("64", [])
+    assert "no verdict at 64 (no finished pair of rows)" in said(four, missing)
+    few = [(spec, replace(one, num_seeds=2, word="not judged")) for spec, one in four.compared]
+    fewer = said(replace(four, compared=few), eight)
+    assert "by difficulty: no verdict at 4 (fewer than 3 seeds shared with dot), no at 8" in fewer
+    mixed = varied("4", {"random": "worse", "random+dot": "better"})
+    assert "(the one row without dot product is worse; random+dot is better than dot)" in said(
+        mixed, eight
+    )

@@ -67,6 +67,14 @@ class Trial(_Record):
     changes: list[Change]
     validation: float | None
     positions: str = ""
+    row: str = ""
+    seed: Count = 0
+
+
+class Search(_Record):
+    """How trials choose: so many of a row, the best, get a second seed. Older studies have none."""
+
+    repeated: Count = 0
 
 
 class StudyRow(_Record):
@@ -114,6 +122,7 @@ class Study(_Record):
     margin: Annotated[float, Field(gt=0)] | None = None
     match: str | None = None
     tune: int | None = None
+    search: Search | None = None
     chosen_for: str | None = None
     quick: bool = False
     against: list[str] | None = None

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from synthesizer.report.costs import machines
+from synthesizer.report.search import trials_of
 from synthesizer.report.style import (
     BLUE,
     MUTED,
@@ -25,7 +26,7 @@ from synthesizer.report.style import (
 )
 from synthesizer.report.summary import Line, Summary
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
-from synthesizer.study.tune import learning_rate_of
+from synthesizer.study.tune import Tried, learning_rate_of, settings_tried
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
 FAR = 3  # times as far from the best as all other rows: would leave them no room
@@ -216,37 +217,39 @@ def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
 
 
 def score_by_rate(summary: Summary) -> str:
-    """Every trial's validation score against its learning rate."""
-    rows = [
-        (line, sorted((rate, trial["validation"]) for trial, rate in known))
-        for line in summary.drawn
-        if (
-            known := [
-                (trial, rate)
-                for trial in line.row.trials
-                if trial["validation"] is not None and (rate := learning_rate_of(trial)) is not None
-            ]
-        )
-    ]
+    """Every trial's validation score against its learning rate; where two seeds chose, both."""
+    rows = [(line, points) for line in summary.drawn if (points := _rated(line, summary))]
     if not rows:
         return ""
-    sign = 1 if summary.higher_is_better else -1
     with drawing(3.4) as (figure, axes):
         axes.set_xscale("log")
-        if sign < 0:
+        if not summary.higher_is_better:
             axes.invert_yaxis()
         for line, points in rows:
             look = look_of(line.index)
-            rates, scores = zip(*points, strict=True)
-            axes.plot(rates, scores, color=look["color"], linewidth=1, alpha=0.5)
-            axes.plot(rates, scores, look["marker"], color=look["color"], markerfacecolor="none")
-            best = max(points, key=lambda point: sign * point[1])
-            axes.plot(*best, look["marker"], color=look["color"])
+            color, marker = look["color"], look["marker"]
+            rates = [rate for rate, _ in points]
+            axes.plot(rates, [one.mean for _, one in points], color=color, linewidth=1, alpha=0.5)
+            for rate, one in points:
+                each = [rate] * len(one.known)
+                axes.plot(each, one.known, color=color, linewidth=0.6, alpha=0.5)
+                axes.plot(each, one.known, marker, color=color, markerfacecolor="none")
+            rate, best = max(points, key=lambda point: point[1].rank)
+            axes.plot(rate, best.mean, marker, color=color)
         axes.set_xlabel("learning rate")
         axes.set_ylabel(f"validation {literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
         axes.margins(0.08)
         list_at_right(axes, [(line.row.label, look_of(line.index), True) for line, _ in rows])
         return to_svg(figure, "Validation score by learning rate, one point per trial")
+
+
+def _rated(line: Line, summary: Summary) -> list[tuple[float, Tried]]:
+    """A row's settings by learning rate."""
+    tried = settings_tried(trials_of(line, summary))
+    found = [(learning_rate_of(one.changes), one) for one in tried]
+    return sorted(
+        ((rate, one) for rate, one in found if rate is not None), key=lambda pair: pair[0]
+    )
 
 
 def training_loss(summary: Summary) -> str:

@@ -7,12 +7,14 @@ import numpy as np
 
 from synthesizer.report.costs import machines
 from synthesizer.report.opponent import DOT, opponent_record
+from synthesizer.report.search import search_sentence
 from synthesizer.report.summary import Line, Summary
 from synthesizer.sizes import DEFAULTS
 from synthesizer.spec import NONE
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.rows import AS_LARGE
 from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
+from synthesizer.study.tune import Tried, best_of
 from synthesizer.study.verdict import FEWEST_UNITS, is_void
 
 WITHOUT_A_NETWORK = {
@@ -33,10 +35,7 @@ def notes(summary: Summary) -> list[str]:
     said = reliability(summary)
     chosen = facts.get("chosen_for") or summary.study.recipe.get("chosen_for")
     if facts.get("tune"):
-        said.append(
-            f"Every variant had {facts['tune']} trials of learning rate and table rate, and uses "
-            "those that did best on validation."
-        )
+        said.append(search_sentence(summary))
     elif chosen:
         said.append(
             f"All variants use the recipe's learning rates, which were chosen for {chosen}."
@@ -293,30 +292,24 @@ def _opponent(summary: Summary) -> Iterator[str]:
         return
     how = chosen.get("how") or "the best on validation"
     yield f"The opponent: differences and verdicts are against {row.label} ({positions}; {how})."
-    tried = [trial for trial in chosen.get("trials", []) if trial.get("validation") is not None]
-    if tried:
-        shown = [
-            f"{t['positions']} {t['validation']:.{summary.digits}f}" for t in _best_each(tried)
-        ]
-        listed = ", ".join(shown)
-        yield f"Its positions were searched with a seed of its own, on validation: {listed}."
+    found = _best_each(summary, chosen.get("trials", []))
+    if found:
+        listed = ", ".join(f"{kind} {one.mean:.{summary.digits}f}" for kind, one in found.items())
+        twice = any(len(one.scores) > 1 for one in found.values())
+        seeds = "two seeds of its own (the mean decides)" if twice else "a seed of its own"
+        yield f"Its positions were searched with {seeds}, on validation: {listed}."
     yield from _gain(summary, chosen.get("configured"))
 
 
-def _best_each(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best trial of each kind of positions."""
-    best: dict[str, dict[str, Any]] = {}
-    for trial in tried:
-        kind = next(
-            (t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")),
-            trial["positions"],
-        )
-        trial = {**trial, "positions": kind}
-        sign = 1 if trial.get("higher_is_better", True) else -1
-        old = best.get(kind)
-        if old is None or sign * trial["validation"] > sign * old["validation"]:
-            best[kind] = trial
-    return list(best.values())
+def _best_each(summary: Summary, trials: list[dict[str, Any]]) -> dict[str, Tried]:
+    """The best setting of each kind of positions."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        own = [t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")]
+        told = {"higher_is_better": summary.higher_is_better, **trial}
+        kinds.setdefault(own[0] if own else trial["positions"], []).append(told)
+    found = {kind: best_of(each) for kind, each in kinds.items()}
+    return {kind: best for kind, best in found.items() if best is not None}
 
 
 def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
@@ -345,8 +338,13 @@ def _closing_gaps(summary: Summary) -> Iterator[str]:
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in closing
     ]
+    longer = sorted(path.parent.name for path in summary.study.path.glob("confirm-*x/study.json"))
+    then = (
+        f"What longer training says is a table of its own ({', '.join(longer)})."
+        if longer
+        else "What longer training would say is open (--confirm 3x trains three times as long)."
+    )
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
-        f"closes for {'; '.join(shown)}. What longer training would say is open "
-        "(--confirm 3x trains them three times as long)."
+        f"closes for {'; '.join(shown)}. {then}"
     )

@@ -222,7 +222,10 @@ def _left_to_the_table(summary: Summary) -> str:
 def _trials(summary: Summary) -> str:
     if not any(line.row.trials for line in summary.lines):
         return ""
-    caption = "Score on validation by learning rate: one point per trial, the chosen one filled."
+    caption = (
+        "Score on validation by learning rate: one open point per run, joined where two seeds "
+        "tried one setting; filled: what was chosen, at the mean of its seeds."
+    )
     plot = (
         figures([Plot(score_by_rate(summary), caption)]) if summary.study.facts.get("tune") else ""
     )

@@ -12,6 +12,7 @@ from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.report.opponent import base_of, opponent_of
 from synthesizer.spec import NONE
+from synthesizer.study.answer import Varied, answer, answer_by_value
 from synthesizer.study.rows import AGAIN
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE, Looks
 from synthesizer.study.verdict import (
@@ -20,7 +21,6 @@ from synthesizer.study.verdict import (
     Comparison,
     Measured,
     allowed,
-    answer,
     is_void,
     judge,
     judge_again,
@@ -195,30 +195,42 @@ def summarize(study: Study) -> Summary:
         for index, row in enumerate(ordered)
     ]
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
-    said = " ".join(
-        answer(subject, specs, margin, higher_is_better=higher, closing=closing)
-        for subject, specs, closing in _subjects(study, compared, lines)
-    )
+    said = _answer(study, compared, lines, margin, higher_is_better=higher)
     documents = reference is not None and reference.units is not None
     opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in SCORES else ()
     found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
     return Summary(*found_in, has_documents=documents, opponents=opponents)
 
 
-def _subjects(
-    study: Study, compared: dict[str, Comparison], lines: Sequence[Line]
-) -> Iterator[tuple[str, list[tuple[str, Comparison]], set[str]]]:
-    """What is answered for: the study, or each choice of varied values; a ladder's largest rung.
+def _answer(
+    study: Study,
+    compared: dict[str, Comparison],
+    lines: Sequence[Line],
+    margin: str,
+    *,
+    higher_is_better: bool,
+) -> str:
+    """One sentence for the study (a ladder's largest rung), or over all varied values.
 
-    Where the subject says the varied values, rows go by their names without them.
+    The sentence says the varied values, so that rows go by their names without them.
     """
     values = list(dict.fromkeys(row.varied for row in study.rows)) or [()]
+    tables = []
     for varied in values[:1] if study.facts.get("ladder") else values:
-        changes = ", ".join(plain_change(change) for change in varied)
         own = [row for row in study.rows if row.varied == varied and row.label in compared]
         specs = [(row.spec, replace(compared[row.label], label=row.name)) for row in own]
         closing = {line.row.name for line in lines if line.is_closing and line.row in own}
-        yield f"{study.name} with {changes}" if changes else study.name, specs, closing
+        said = ", ".join(plain_change(change) for change in varied)
+        tables.append(Varied(said, specs, closing))
+    if len(tables) > 1:
+        key = " and ".join(change.partition("=")[0].rpartition(".")[2] for change in values[0])
+        short = [replace(one, value=one.value.removeprefix(f"{key} ")) for one in tables]
+        return answer_by_value(study.name, key, short, margin)
+    one = tables[0]
+    subject = f"{study.name} with {one.value}" if one.value else study.name
+    return answer(
+        subject, one.compared, margin, higher_is_better=higher_is_better, closing=one.closing
+    )
 
 
 def _opponents(study: Study, asked: dict[str, Any]) -> Iterator[Opponent]:

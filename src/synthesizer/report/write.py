@@ -6,6 +6,7 @@ from pathlib import Path
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import remove_leftovers, write_text
 from synthesizer.report.load import read_studies
+from synthesizer.report.opponent import base_of
 from synthesizer.report.page import Section, page, paragraph
 from synthesizer.report.sections import explanation, lead, sections, text_of
 from synthesizer.report.summary import Summary, summarize
@@ -26,11 +27,12 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
     return [summarize(study) for study in studies]
 
 
-def closing_rows(home: Path) -> tuple[str, list[str]]:
-    """Of one study: the opponent's label, and those of rows whose gap to it still closes."""
+def closing_rows(home: Path) -> tuple[list[str], list[str]]:
+    """Of one study: the rows whose gap to dot still closes, behind the dots they are beside."""
     (found,) = [one for one in summarize_all([home]) if one.study.path == home]
-    label = found.opponent.label if found.opponent is not None else ""
-    return label, [line.row.label for line in found.lines if line.is_closing]
+    closing = [line.row for line in found.lines if line.is_closing]
+    dots = [dot.label for row in closing if (dot := base_of(found.study, row)) is not None]
+    return list(dict.fromkeys(dots)), [row.label for row in closing]
 
 
 def write(summaries: Sequence[Summary], home: Path) -> Path:

@@ -90,7 +90,9 @@ def compare(
     tune: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Learning-rate search: trials per variant; by default 4, with --quick none."
+            min=0,
+            help="Learning-rate search: trials per variant, of which the best two are trained "
+            "again; by default 6, with --quick none.",
         ),
     ] = None,
     margin: Annotated[
@@ -204,6 +206,6 @@ def compare(
         return
     planned = study.compare(asked, say_wrapped, plain=plain)
     if times is not None:
-        opponent, closing = closing_rows(planned.out)
-        confirm_longer(planned, opponent, closing, times, say_wrapped, plain=plain)
+        dots, closing = closing_rows(planned.out)
+        confirm_longer(planned, dots, closing, times, say_wrapped, plain=plain)
     print_report([planned.out])

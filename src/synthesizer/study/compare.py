@@ -15,19 +15,20 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run, read_arrays
-from synthesizer.study.asked import FOUND, WIDTHS, Asked
+from synthesizer.study.asked import Asked
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.match_time import fit_steps
-from synthesizer.study.perform import Job, Say, jobs_of, main_metric, perform
+from synthesizer.study.perform import Job, Say, jobs_of, perform
 from synthesizer.study.plan import Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rerun import RERUN, choose_rerun, same_bits
-from synthesizer.study.rows import AGAIN, Row, again, size_control
+from synthesizer.study.rows import AGAIN, Row
+from synthesizer.study.search import search, settle
 from synthesizer.study.sequential import is_open, power_sentence
 from synthesizer.study.settings import choose_settings, fit_length
 from synthesizer.study.slurm import array_script
-from synthesizer.study.tune import TRIAL_SEED, best_of, settings_of
+from synthesizer.study.tune import TRIAL_SEEDS
 from synthesizer.study.verdict import Measured, judge
 
 
@@ -147,7 +148,7 @@ def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
     """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
 
     def prepare(plan: Plan) -> dict[str, Any]:
-        recipe = plan.recipe(plan.rows[0], TRIAL_SEED)
+        recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
         report: dict[str, Any] = pool.ask({"do": "prepare", "recipe": dump(recipe)})["report"]
         return report
 
@@ -155,7 +156,10 @@ def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
         rows = enumerate(zip(plan.rows, paths, strict=True))
         perform(
             plan,
-            [Job(n, plan.recipe(row, TRIAL_SEED), path, "validation") for n, (row, path) in rows],
+            [
+                Job(n, plan.recipe(row, TRIAL_SEEDS[0]), path, "validation")
+                for n, (row, path) in rows
+            ],
             pool,
             say,
             plain,
@@ -199,121 +203,6 @@ def _stages(plan: Plan) -> list[list[Job]]:
     rungs = list(dict.fromkeys(row.rung for row in plan.rows))[::-1]
     jobs = jobs_of(plan)
     return [[job for job in jobs if plan.rows[job.row].rung == rung] for rung in rungs]
-
-
-def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
-    """Try settings on validation: learning rates of all rows, positions of dot; choose the best."""
-    tuned = plan.asked.trials > 0
-    tried = [row for row in plan.rows if _num_trials(plan, row)]
-    jobs = [
-        Job(plan.rows.index(row), recipe, _trial_path(plan, row, number), "validation")
-        for number in range(max((_num_trials(plan, row) for row in tried), default=0))
-        for row in tried
-        if number < _num_trials(plan, row)
-        for recipe in [plan.recipe(row, TRIAL_SEED, _settings(plan, number))]
-    ]
-    if tuned:
-        say(f"search: {plan.asked.trials} trials per variant, chosen on validation")
-    elif jobs:
-        say(f"dot's positions: {len(jobs)} trials, chosen on validation")
-    if jobs:
-        perform(plan, jobs, pool, say, plain)
-        plan.errors.clear()  # a trial that fails is a trial that is not chosen
-    return plan.with_rows([_choose(plan, row, say) if row in tried else row for row in plan.rows])
-
-
-def _num_trials(plan: Plan, row: Row) -> int:
-    """All rows have the same number; without tuning, dot's positions are tried once each."""
-    if row.left_out is not None:
-        return 0
-    if plan.asked.trials:
-        return plan.asked.trials
-    candidates = [one for one in plan.rows if one.candidate]
-    if not row.candidate or not plan.asked.searches or len(candidates) < 2:
-        return 0
-    return 1 if plan.asked.finds_opponent else 0
-
-
-def _settings(plan: Plan, number: int) -> tuple[str, ...]:
-    return settings_of(plan.shared, number) if plan.asked.trials else ()
-
-
-def _choose(plan: Plan, row: Row, say: Say) -> Row:
-    """A row with the settings of its best trial, under a name of its own where they differ."""
-    count = _num_trials(plan, row)
-    trials = [_record_trial(plan, row, number) for number in range(count)]
-    best = best_of(trials)
-    row = replace(row, trials=tuple(trials))
-    if best is None:
-        offered = row.candidate and row.offered  # by the search alone: nobody asked for it
-        return replace(row, left_out="all of its trials failed") if offered else row
-    if not best["changes"]:
-        return row
-    say(
-        f"{row.label}: best with {', '.join(best['changes'])} (validation {best['validation']:.4f})"
-    )
-    slugs = [text.partition(".")[2] for text in best["changes"]]
-    folder = "-".join([row.folder, *slugs])
-    return replace(row, folder=folder, changes=(*row.changes, *best["changes"]))
-
-
-def settle(plan: Plan, say: Say) -> Plan:
-    """Say which dot product the others are compared with, and add what depends on it."""
-    candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
-    if not candidates or plan.asked.vary:
-        return plan
-    if plan.asked.ladder:
-        how = "as configured" if plan.asked.opponent in FOUND else "asked for"
-        name = candidates[0].label
-        told = {"label": name, "configured": name, "how": how, "trials": []}
-        return replace(plan, opponent=told)
-    opponent, how = candidates[0], "as configured"
-    if plan.asked.opponent not in FOUND:
-        positions = (plan.asked.opponent, plan.shared.model.positions)
-        opponent = next(
-            row for row in candidates if (row.positions or positions[1]) == positions[0]
-        )
-        how = "asked for"
-    elif plan.asked.finds_opponent and len(candidates) > 1:
-        how = "its validation scores in this table"
-        if plan.asked.searches:
-            best = best_of([trial for row in candidates for trial in row.trials])
-            opponent = next((row for row in candidates if best in row.trials), opponent)
-            how = "chosen on validation"
-            say(f"the opponent is {opponent.label}: best of {len(candidates)} on validation")
-    # what only the search offered, and what another dot product beat, is not a row of the table
-    rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
-    known = how != "its validation scores in this table"
-    if plan.asked.has_controls and known and not plan.asked.quick:
-        rows.append(again(opponent, plan.shared))
-    if plan.asked.has_controls and plan.asked.match not in WIDTHS:
-        rows.append(size_control(opponent, plan.shared))
-    tried = [
-        {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}
-        for row in candidates
-        for trial in row.trials
-    ]
-    label = opponent.label if known else None
-    record = {"label": label, "configured": candidates[0].label, "how": how, "trials": tried}
-    return replace(plan.with_rows(rows), opponent=record)
-
-
-def _record_trial(plan: Plan, row: Row, number: int) -> dict[str, Any]:
-    path = _trial_path(plan, row, number)
-    record: dict[str, Any] = {
-        "run": str(path.relative_to(plan.out)),
-        "changes": list(_settings(plan, number)),
-        "validation": None,
-    }
-    if Run(path).is_finished:
-        result = Run(path).result()
-        record["validation"] = main_metric(result, "validation")[1]
-        record["higher_is_better"] = result["higher_is_better"]
-    return record
-
-
-def _trial_path(plan: Plan, row: Row, number: int) -> Path:
-    return plan.out / "trials" / row.folder / f"trial{number + 1}"
 
 
 def next_plan(plan: Plan, say: Say) -> Plan | None:

@@ -20,16 +20,22 @@ def parse_times(text: str) -> int:
 
 
 def confirm(
-    plan: Plan, opponent: str, closing: Collection[str], times: int, say: Say, *, plain: bool
+    plan: Plan,
+    dots: Collection[str],
+    closing: Collection[str],
+    times: int,
+    say: Say,
+    *,
+    plain: bool,
 ) -> Plan | None:
-    """Train the opponent and the closing rows with so many times the steps, as a study of its own.
+    """Train closing rows and their dots with so many times the steps, as a study of its own.
 
     It lies within the directory of the study that it confirms; rates and positions stay as chosen.
     """
     if not closing:
         say("nothing to confirm: no decided row's gap to dot still closes")
         return None
-    longer = lengthen(plan, {opponent, *closing}, times)
+    longer = lengthen(plan, {*dots, *closing}, times)
     refuse_to_mix(longer)
     say(f"confirming {', '.join(closing)} with {times} times the steps")
     with open_workers(longer, say) as pool:
@@ -43,7 +49,7 @@ def lengthen(plan: Plan, labels: Collection[str], times: int) -> Plan:
     train, every = plan.shared.train, plan.shared.evaluate.every
     shared = plan.shared.model_copy(
         update={
-            "name": f"{plan.shared.name}, {times} times the steps",
+            "name": f"{plan.shared.name} with {times} times the steps",
             "train": train.model_copy(update={"steps": train.steps * times}),
             "evaluate": plan.shared.evaluate.model_copy(update={"every": every * times}),
         }

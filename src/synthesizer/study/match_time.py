@@ -1,13 +1,15 @@
 """--match time: every row trains for as many seconds as its dot product (no torch).
 
-A step of each row is timed in one worker, by the clock that a run reports its speed by, and the
-number of steps follows from it. It is written to study.json before anything is trained: the same
-command reads it there again, so that a study is repeated and continued to the bit.
+The same steps of a row and of its dot product are timed in turns in one worker, by the clock that a
+run reports its speed by; the median of their ratios gives the number of steps, and the median over
+every other step says how repeatable it is. It is written to study.json before anything is trained:
+the same command reads it there again, so that a study is repeated and continued to the bit.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from synthesizer.experiment.recipe import dump
@@ -25,21 +27,13 @@ def fit_steps(plan: Plan, pool: WorkerPool, say: Callable[[str], None]) -> Plan:
     if plan.asked.match != "time":
         return plan
     recorded = _recorded(plan)
-    seconds: dict[str, float] = {}
-
-    def timed(row: Row) -> float:
-        if row.label not in seconds:
-            order = {"do": "time", "recipe": dump(plan.recipe(row, plan.seeds[0]))}
-            seconds[row.label] = float(pool.ask(order)["seconds_per_step"])
-        return seconds[row.label]
-
     rows = []
     for row in plan.rows:
         base = _base(plan, row)
         if row.left_out is not None or base is None or _same_model(row, base):
             rows.append(row)
             continue
-        settings, note = recorded.get(row.label) or _equal(plan, row, timed(row), timed(base))
+        settings, note = recorded.get(row.label) or _equal(plan, row, _time(plan, row, base, pool))
         say(f"{row.label}: {note}")
         rows.append(replace(row, changes=(*row.changes, *settings), note=note))
     plan = plan.with_rows(rows)
@@ -47,15 +41,32 @@ def fit_steps(plan: Plan, pool: WorkerPool, say: Callable[[str], None]) -> Plan:
     return plan
 
 
-def _equal(plan: Plan, row: Row, own: float, dots: float) -> tuple[tuple[str, ...], str]:
+@dataclass(frozen=True)
+class Timing:
+    """A step of a row beside dot's."""
+
+    dot: float  # seconds, the median
+    ratio: float  # the row's step over dot's, the median
+    off: float  # by which part the ratios of every other step differ
+
+
+def _time(plan: Plan, row: Row, base: Row, pool: WorkerPool) -> Timing:
+    own, dots = (dump(plan.recipe(one, plan.seeds[0])) for one in (row, base))
+    taken = pool.ask({"do": "time", "recipe": own, "beside": dots})["seconds"]
+    ratios = [mine / other for mine, other in taken]
+    even, odd = (median(ratios[start::2]) for start in (0, 1))
+    return Timing(median(other for _, other in taken), median(ratios), abs(even / odd - 1))
+
+
+def _equal(plan: Plan, row: Row, timing: Timing) -> tuple[tuple[str, ...], str]:
     """The settings that make a row train as long as dot, and words for them."""
     recipe = plan.recipe(row, plan.seeds[0])
     before = recipe.train.steps
-    steps = max(1, round(before * dots / own))
+    steps = max(1, round(before / timing.ratio))
     every = max(1, round(recipe.evaluate.every * steps / before))
     note = (
-        f"{steps:,} steps of {own * 1000:.3g} ms, as long as {before:,} of dot's "
-        f"{dots * 1000:.3g} ms"
+        f"{steps:,} steps of {timing.dot * timing.ratio * 1000:.3g} ms, as long as {before:,} of "
+        f"dot's {timing.dot * 1000:.3g} ms (in turns; two halves differ by {timing.off:.1%})"
     )
     return (f"{STEPS}{steps}", f"{EVERY}{every}"), note
 

@@ -1,7 +1,7 @@
 """Train the runs of a study that are not finished, in a worker pool, and show how far they are."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from synthesizer.study.pool import WorkerPool
 
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
+STAGES = {"validation": "for the search", "test": "in all"}  # what the runs of a split are
 
 Say = Callable[[str], None]
 
@@ -31,7 +32,8 @@ class Job:
     @property
     def name(self) -> str:
         """What it is called beside its row: the seed, or the trial."""
-        return self.path.name.replace("seed", "seed ").replace("trial", "trial ")
+        name = self.path.name.replace("seed", "seed ").replace("trial", "trial ")
+        return name.replace("-again", " again")
 
 
 def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
@@ -45,8 +47,18 @@ def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
     ]
 
 
-def perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: bool) -> None:
-    """Train what is not finished, showing progress; nothing is written if the data is bad."""
+def perform(
+    plan: Plan,
+    jobs: Sequence[Job],
+    pool: WorkerPool,
+    say: Say,
+    plain: bool,
+    coming: Mapping[int, int] | None = None,
+) -> None:
+    """Train what is not finished, showing progress; nothing is written if the data is bad.
+
+    `coming` says how many more runs will follow from these, by the number of their row.
+    """
     for job in jobs:
         Run(job.path).claim(job.recipe)
     left = [job for job in jobs if not Run(job.path).is_finished]
@@ -59,12 +71,13 @@ def perform(plan: Plan, jobs: Sequence[Job], pool: WorkerPool, say: Say, plain: 
     pool.grow(size)
     recipe = left[0].recipe
     seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
-    runs, workers = _count(len(left), "run"), _count(size, "worker")
-    whole = clock(seconds * math.ceil(len(left) / size))
-    say(f"about {whole} in all ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
-    plan.write()
+    more = len(left) + sum((coming or {}).values())
+    runs, workers = _count(more, "run"), _count(size, "worker")
     steps, split = recipe.train.steps, jobs[0].split
-    rows = _row_status(plan, jobs, seconds)
+    whole = f"{clock(seconds * math.ceil(more / size))} {STAGES[split]}"
+    say(f"about {whole} ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
+    plan.write()
+    rows = _row_status(plan, jobs, seconds, coming or {})
     status = open_status([*rows.values()], size, steps, split, plain=plain)
     try:
         _follow(plan, left, pool, status, [*rows])
@@ -129,7 +142,9 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
     return seconds
 
 
-def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> dict[int, RowStatus]:
+def _row_status(
+    plan: Plan, jobs: Sequence[Job], seconds: float, coming: Mapping[int, int]
+) -> dict[int, RowStatus]:
     """By the row's number; rows of other rungs have none."""
     rows = {}
     for number, row in enumerate(plan.rows):
@@ -138,7 +153,7 @@ def _row_status(plan: Plan, jobs: Sequence[Job], seconds: float) -> dict[int, Ro
             continue
         finished = [(Run(job.path), job.split) for job in own if Run(job.path).is_finished]
         done = [main_metric(run.result(), split)[1] for run, split in finished]
-        rows[number] = RowStatus(row.label, len(own), seconds, done)
+        rows[number] = RowStatus(row.label, len(own) + coming.get(number, 0), seconds, done)
     return rows
 
 

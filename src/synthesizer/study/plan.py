@@ -26,6 +26,7 @@ from synthesizer.study.rows import (
     size_control,
 )
 from synthesizer.study.sequential import PLANNED, Looks
+from synthesizer.study.tune import REPEATED, TRIAL_SEEDS
 from synthesizer.untrusted import check_folder_name, read_regular
 
 QUICK = 5  # a quick look takes this part of the steps
@@ -55,6 +56,7 @@ class Plan:
     before: Recipe | None = None  # `shared` as it was inferred, once something was measured
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
     rerun: dict[str, Any] | None = None  # which run was repeated, and whether its bits agree
+    repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
 
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
@@ -108,6 +110,7 @@ class Plan:
             "margin": self.asked.margin,
             "match": self.asked.match,
             "tune": self.asked.trials,
+            "search": {"repeated": self.repeated, "seeds": TRIAL_SEEDS[: 1 + bool(self.repeated)]},
             "quick": self.asked.quick,
             "against": list(self.asked.against),
             "ladder": self.asked.ladder,
@@ -209,7 +212,19 @@ def draw_up(asked: Asked) -> Plan:
     refuse_to_mix(plan)
     _check_pretraining(plan)
     _check_opponents(plan)
-    return plan
+    _check_seeds(plan)
+    return _as_begun(plan)
+
+
+def _as_begun(plan: Plan) -> Plan:
+    """A study goes on with the search it began with: other settings would be another study."""
+    path = plan.out / STUDY
+    if not path.exists():
+        return plan
+    there = json.loads(read_regular(path))  # checked by refuse_to_mix
+    repeated = (there.get("search") or {}).get("repeated", 0)
+    tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
+    return replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune))
 
 
 def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
@@ -266,6 +281,17 @@ def _check_pretraining(plan: Plan) -> None:
         raise UserError(
             f"--pretrain {plan.asked.pretrain} makes another model than {plan.shared.name} "
             f"({'; '.join(wrong)}); set these keys alike with --set or --pretrain-set"
+        )
+
+
+def _check_seeds(plan: Plan) -> None:
+    """No seed that is reported may have chosen settings."""
+    shared = sorted(set(TRIAL_SEEDS) & set(plan.seeds))
+    finds = plan.asked.finds_opponent and plan.asked.searches
+    if shared and (plan.asked.trials or finds):
+        raise UserError(
+            f"seed {shared[0]} chooses learning rates and is never reported; set another seed, "
+            "or --tune 0 --opponent configured"
         )
 
 

@@ -60,19 +60,18 @@ def choose_settings(plan: Plan, train: Train, say: Say) -> Plan:
         ]
         train(plan.with_rows(rows), paths)
         trials = [_record(plan, *trial) for trial in zip(options, paths, strict=True)]
-        best = best_of(trials) or trials[0]
+        best = best_of(trials)
+        chosen = best.changes if best else options[0]
         found = ", ".join(
             f"{value} {_score(trial['validation'])}"
             for value, trial in zip(values, trials, strict=True)
         )
-        plan = _with(plan, tuple(best["changes"]))
+        plan = _with(plan, chosen)
         say(
             f"{choice.name}: {_value(plan, (), choice)} (dot on validation, one seed: {found}; "
             f"--set {choice.keys[0]}=... keeps one)"
         )
-        made.append(
-            {"choice": choice.name, "row": DOT, "trials": trials, "chosen": best["changes"]}
-        )
+        made.append({"choice": choice.name, "row": DOT, "trials": trials, "chosen": list(chosen)})
         plan = replace(plan, before=before, measured=tuple(made))
     return plan
 

@@ -1,18 +1,17 @@
 """Is a row no worse than dot? Non-inferiority with a margin, over seeds and examples (no torch).
 
 evidence.py says what runs show of a difference and how sure it is; sequential.py turns that into
-words with one 5 % for a whole table. Here: margins, the rows of a table, and the sentence on top.
+words with one 5 % for a whole table. Here: margins and the rows of a table; answer.py has the
+sentence on top.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from synthesizer.errors import UserError
 from synthesizer.metrics import DOCUMENTS, ROUGE, SCORES, Statistics
-from synthesizer.spec import NONE, parse_spec, split_layers, variants
 from synthesizer.study.evidence import (
     FEWEST_SEEDS,
     Array,
@@ -22,13 +21,10 @@ from synthesizer.study.evidence import (
     influences,
     weigh,
 )
-from synthesizer.study.rows import AS_LARGE
 from synthesizer.study.sequential import (
     BETTER,
     LEVEL,
-    NO_WORSE,
     NOT_JUDGED,
-    UNDECIDED,
     VOID,
     WORSE,
     Decision,
@@ -268,97 +264,3 @@ def _comparison(
         evidence.units,
         evidence.unseen(decision.lower),
     )
-
-
-def answer(
-    subject: str,
-    compared: Sequence[tuple[str, Comparison]],
-    margin: str,
-    *,
-    higher_is_better: bool = True,
-    closing: Collection[str] = (),
-) -> str:
-    """Whether the subject needs dot product, in a sentence, from (spec, comparison) of its rows."""
-    if not compared:
-        return f"No verdict: there is no finished pair of dot and another row on {subject}."
-    if any(comparison.word == VOID for _, comparison in compared):
-        return f"No verdict on {subject}: dot differs from itself under other seeds (A/A check)."
-    kinds = [(kind_of(spec), comparison) for spec, comparison in compared]
-    alone = [comparison for kind, comparison in kinds if kind == "synthetic"]
-    if all(comparison.word == NOT_JUDGED for _, comparison in compared):
-        seeds = max(comparison.num_seeds for _, comparison in compared)
-        if seeds >= FEWEST_SEEDS:
-            return f"No verdict on {subject}: its runs have no per-example statistics to judge by."
-        first = f"No verdict on {subject} from {_count(seeds, 'seed')} shared with dot"
-        return f"{first}; {FEWEST_SEEDS} give one.{_so_far(alone, higher_is_better)}"
-    better, even = _labels(alone, BETTER), _labels(alone, NO_WORSE)
-    if _labels([comparison for kind, comparison in kinds if kind == NONE], BETTER, NO_WORSE):
-        sentence = f"No: {subject} does not even need self-attention; none is no worse than dot"
-    elif better or even:
-        claims = [_claim(better, "better"), _claim(even, "no worse")]
-        said = " and ".join(claim for claim in claims if claim)
-        sentence = f"No: on {subject} {said} than dot product"
-    elif alone and len(_labels(alone, WORSE)) == len(alone):
-        few = {1: "the one row without dot product is", 2: "both rows without dot product are"}
-        every = few.get(len(alone), f"all {len(alone)} rows without dot product are")
-        sentence = f"Yes: on {subject} {every} worse"
-    elif alone:
-        open_rows = _labels(alone, UNDECIDED, NOT_JUDGED)
-        sentence = (
-            f"Undecided: on {subject} more seeds or test examples are needed for {_join(open_rows)}"
-        )
-    else:
-        sentence = f"No verdict on {subject}: no row does without dot product"
-    mixed = _labels([comparison for kind, comparison in kinds if kind == "mixed"], BETTER)
-    larger = _labels([comparison for kind, comparison in kinds if kind == DOT], BETTER)
-    also = f"; {_claim(mixed, 'better')} than dot" if mixed else ""
-    if mixed and larger:
-        also += f", and so {_claim(larger, '').strip()}"
-    elif mixed and (control := [c for _, c in compared if c.label.startswith(AS_LARGE)]):
-        also += f", while {control[0].label}, is {control[0].word}"
-    open_ = [comparison.label for comparison in alone if comparison.label in closing]
-    so_far = f" So far: the gap of {_join(open_)} to dot still closes." if open_ else ""
-    return f"{sentence} (margin {margin}){also}.{so_far}"
-
-
-def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
-    if not alone:
-        return ""
-    best = (max if higher_is_better else min)(alone, key=lambda row: row.difference)
-    gained = best.difference > 0 if higher_is_better else best.difference < 0
-    size = f"{abs(best.difference):.3g} {'better' if gained else 'worse'} than dot"
-    shown = size if best.difference else "equal to dot"
-    return f" So far the best row without dot product is {best.label}, {shown}."
-
-
-def kind_of(spec: str) -> str:
-    """What a row is: synthetic (no dot product in it), mixed, dot, none, or other (a baseline)."""
-    try:
-        terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
-    except UserError:  # written by another version
-        return "other"
-    if any(variants()[term.name].baseline for term in terms):
-        return "other"
-    names = {term.name for term in terms}
-    if names == {NONE}:
-        return NONE
-    if names == {DOT}:
-        return DOT
-    return "mixed" if DOT in names else "synthetic"
-
-
-def _labels(comparisons: Sequence[Comparison], *words: str) -> list[str]:
-    return [comparison.label for comparison in comparisons if comparison.word in words]
-
-
-def _claim(labels: Sequence[str], word: str) -> str:
-    return f"{_join(labels)} {'is' if len(labels) == 1 else 'are'} {word}" if labels else ""
-
-
-def _join(labels: Sequence[str]) -> str:
-    *first, last = labels
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -143,14 +143,12 @@ def _train(
     return {"result": result}
 
 
-def _time(events: Events, recipe: str) -> Message:
-    """How long a training step takes, by the clock that runs report their speed by."""
+def _time(events: Events, recipe: str, beside: str) -> Message:
+    """How long the training steps of two recipes take, side by side."""
     from synthesizer.experiment.recipe import parse_recipe
-    from synthesizer.tasks import build_task
-    from synthesizer.training.preview import step_seconds
+    from synthesizer.training.preview import time_beside
 
-    parsed = parse_recipe(recipe)
-    return {"seconds_per_step": step_seconds(parsed, build_task(parsed))}
+    return {"seconds": time_beside(parse_recipe(recipe), parse_recipe(beside))}
 
 
 WORK: dict[str, Callable[..., Message]] = {

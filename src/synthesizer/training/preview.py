@@ -4,6 +4,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +27,7 @@ from synthesizer.training.loop import Loop
 from synthesizer.training.meter import now
 
 TRIED = 4  # steps, the first of which warms up
-TIMED = 31  # the same where variants are compared
+TIMED = 61  # the same of each of two models that are timed side by side
 
 
 def describe(recipe: Recipe) -> Iterator[str]:
@@ -82,27 +85,34 @@ def time_answer(recipe: Recipe, task: Task) -> float:
 
 def time_step(recipe: Recipe, task: Task) -> float:
     """Seconds of a training step by the wall clock, measured on a few."""
-    return statistics.median(_time_steps(recipe, task, TRIED, lambda _: time.perf_counter()))
-
-
-def step_seconds(recipe: Recipe, task: Task) -> float:
-    """Seconds of a training step by the clock that a run reports its speed by.
-
-    The mean over more steps: lengths, and with them times, differ from batch to batch.
-    """
-    return statistics.fmean(_time_steps(recipe, task, TIMED, now))
-
-
-def _time_steps(
-    recipe: Recipe, task: Task, tried: int, read: Callable[[torch.device], float]
-) -> list[float]:
     accelerator = open_accelerator(recipe)
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(recipe, Run(folder), task, accelerator, Quiet())
         batches = loop.batches()
+        taken = [_timed(loop, batches, time.perf_counter) for _ in range(TRIED)]
+    return statistics.median(taken[1:])
+
+
+def time_beside(recipe: Recipe, other: Recipe) -> list[tuple[float, float]]:
+    """Seconds of the same training steps of two recipes, by the clock that runs report.
+
+    They take turns, also at going first: whatever else the machine does slows both alike.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sides = []
+        for name, one in (("recipe", recipe), ("other", other)):
+            accelerator = open_accelerator(one)
+            loop = Loop(one, Run(Path(folder) / name), build_task(one), accelerator, Quiet())
+            sides.append((loop, loop.batches(), partial(now, accelerator.device)))
         taken = []
-        for _ in range(tried):
-            begin = read(accelerator.device)
-            loop.take_step(next(batches))
-            taken.append(read(accelerator.device) - begin)
+        for number in range(TIMED):
+            order = (0, 1) if number % 2 else (1, 0)
+            seconds = {side: _timed(*sides[side]) for side in order}
+            taken.append((seconds[0], seconds[1]))
     return taken[1:]
+
+
+def _timed(loop: Loop, batches: Iterator[Any], read: Callable[[], float]) -> float:
+    begin = read()
+    loop.take_step(next(batches))
+    return read() - begin

@@ -1,0 +1,186 @@
+"""Learning rates of all rows and dot's positions, tried on validation; the opponent (no torch).
+
+Trials have seeds of their own and never see test. Where they have two seeds, the best settings of
+each row are trained again under the second, and the mean of both decides: tune.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from synthesizer.experiment.run import Run
+from synthesizer.study.asked import FOUND, WIDTHS
+from synthesizer.study.perform import Job, Say, main_metric, perform
+from synthesizer.study.plan import Plan
+from synthesizer.study.pool import WorkerPool
+from synthesizer.study.rows import Row, again, size_control
+from synthesizer.study.tune import TRIAL_SEEDS, Tried, best_of, settings_of, worth_repeating
+
+
+def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+    """Try settings on validation, the best again under a second seed; choose the best."""
+    counts = {number: _num_trials(plan, row) for number, row in enumerate(plan.rows)}
+    tried = [number for number, count in counts.items() if count]
+    if not tried:
+        return plan
+    coming = {number: min(plan.repeated, counts[number]) for number in tried}
+    once = [
+        _job(plan, number, trial, TRIAL_SEEDS[0])
+        for trial in range(max(counts.values()))
+        for number in tried
+        if trial < counts[number]
+    ]
+    say(_announce(plan, len(once), sum(coming.values())))
+    perform(plan, once, pool, say, plain, coming=coming)
+    twice = [
+        _job(plan, number, trial, TRIAL_SEEDS[1])
+        for number in tried
+        for trial in _best_trials(plan, plan.rows[number], counts[number])
+    ]
+    if twice:
+        finished = [job for job in once if Run(job.path).is_finished]
+        perform(plan, [*finished, *twice], pool, say, plain)
+    plan.errors.clear()  # a trial that fails is a trial that is not chosen
+    return plan.with_rows(
+        _choose(plan, row, counts[number], say) if counts[number] else row
+        for number, row in enumerate(plan.rows)
+    )
+
+
+def _announce(plan: Plan, first: int, second: int) -> str:
+    per_row = f"{plan.asked.trials} trials per variant"
+    what = f"search: {per_row}" if plan.asked.trials else f"dot's positions: {first} trials"
+    which = f"the best {plan.repeated} of each" if plan.asked.trials > plan.repeated else "all"
+    more = f", {which} again under a second seed" if second else ""
+    return f"{what}{more}, chosen on validation: {first + second} runs before those of the table"
+
+
+def _num_trials(plan: Plan, row: Row) -> int:
+    """All rows have the same number; without tuning, dot's positions are tried once each."""
+    if row.left_out is not None:
+        return 0
+    if plan.asked.trials:
+        return plan.asked.trials
+    candidates = [one for one in plan.rows if one.candidate]
+    if not row.candidate or not plan.asked.searches or len(candidates) < 2:
+        return 0
+    return 1 if plan.asked.finds_opponent else 0
+
+
+def _job(plan: Plan, number: int, trial: int, seed: int) -> Job:
+    row = plan.rows[number]
+    recipe = plan.recipe(row, seed, _settings(plan, trial))
+    return Job(number, recipe, _trial_path(plan, row, trial, seed), "validation")
+
+
+def _settings(plan: Plan, trial: int) -> tuple[str, ...]:
+    return settings_of(plan.shared, trial) if plan.asked.trials else ()
+
+
+def _trial_path(plan: Plan, row: Row, trial: int, seed: int) -> Path:
+    name = f"trial{trial + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
+    return plan.out / "trials" / row.folder / name
+
+
+def _best_trials(plan: Plan, row: Row, count: int) -> list[int]:
+    """The numbers of the trials that are trained again."""
+    once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
+    best = worth_repeating(once, plan.repeated)
+    return [trial for trial in range(count) if _settings(plan, trial) in best]
+
+
+def _record(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any]:
+    path = _trial_path(plan, row, trial, seed)
+    record: dict[str, Any] = {
+        "run": str(path.relative_to(plan.out)),
+        "changes": list(_settings(plan, trial)),
+        "seed": seed,
+        "validation": None,
+    }
+    if Run(path).is_finished:
+        result = Run(path).result()
+        record["validation"] = main_metric(result, "validation")[1]
+        record["higher_is_better"] = result["higher_is_better"]
+    return record
+
+
+def _trials(plan: Plan, row: Row, count: int) -> list[dict[str, Any]]:
+    """Every trial of a row, also one that was trained again before more trials beat it."""
+    again_too = set(_best_trials(plan, row, count))
+    if plan.repeated:
+        paths = {trial: _trial_path(plan, row, trial, TRIAL_SEEDS[1]) for trial in range(count)}
+        again_too |= {trial for trial, path in paths.items() if Run(path).is_finished}
+    once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
+    return once + [_record(plan, row, trial, TRIAL_SEEDS[1]) for trial in sorted(again_too)]
+
+
+def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
+    """A row with the best settings it tried, under a name of its own where they differ."""
+    trials = _trials(plan, row, count)
+    best = best_of(trials)
+    row = replace(row, trials=tuple(trials))
+    if best is None:
+        offered = row.candidate and row.offered  # by the search alone: nobody asked for it
+        return replace(row, left_out="all of its trials failed") if offered else row
+    if not best.changes:
+        return row
+    say(f"{row.label}: best with {', '.join(best.changes)} ({_seen(best)})")
+    slugs = [text.partition(".")[2] for text in best.changes]
+    folder = "-".join([row.folder, *slugs])
+    return replace(row, folder=folder, changes=(*row.changes, *best.changes))
+
+
+def _seen(best: Tried) -> str:
+    scores = ", ".join(f"{score:.4f}" for score in best.known)
+    mean = f", the mean of {scores}" if len(best.known) > 1 else ""
+    return f"validation {best.mean:.4f}{mean}"
+
+
+def settle(plan: Plan, say: Say) -> Plan:
+    """Say which dot product the others are compared with, and add what depends on it."""
+    candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
+    if not candidates or plan.asked.vary:
+        return plan
+    if plan.asked.ladder:
+        how = "as configured" if plan.asked.opponent in FOUND else "asked for"
+        name = candidates[0].label
+        told = {"label": name, "configured": name, "how": how, "trials": []}
+        return replace(plan, opponent=told)
+    tried = [
+        {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}
+        for row in candidates
+        for trial in row.trials
+    ]
+    opponent, how = _find_opponent(plan, candidates, tried, say)
+    # what only the search offered, and what another dot product beat, is not a row of the table
+    rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
+    known = how != IN_TABLE
+    if plan.asked.has_controls and known and not plan.asked.quick:
+        rows.append(again(opponent, plan.shared))
+    if plan.asked.has_controls and plan.asked.match not in WIDTHS:
+        rows.append(size_control(opponent, plan.shared))
+    label = opponent.label if known else None
+    record = {"label": label, "configured": candidates[0].label, "how": how, "trials": tried}
+    return replace(plan.with_rows(rows), opponent=record)
+
+
+IN_TABLE = "its validation scores in this table"
+
+
+def _find_opponent(
+    plan: Plan, candidates: Sequence[Row], tried: Sequence[dict[str, Any]], say: Say
+) -> tuple[Row, str]:
+    """The dot product that the others are compared with, and how it was found."""
+    if plan.asked.opponent not in FOUND:
+        wanted, configured = plan.asked.opponent, plan.shared.model.positions
+        mine = (row for row in candidates if (row.positions or configured) == wanted)
+        return next(mine), "asked for"
+    if not plan.asked.finds_opponent or len(candidates) < 2:
+        return candidates[0], "as configured"
+    if not plan.asked.searches:
+        return candidates[0], IN_TABLE
+    best = best_of(tried)
+    opponent = next((row for row in candidates if best and row.label == best.row), candidates[0])
+    say(f"the opponent is {opponent.label}: best of {len(candidates)} on validation")
+    return opponent, "chosen on validation"
