@@ -42,7 +42,7 @@ def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
     assert first.startswith("No: on distance-copying with difficulty 2 random is no worse than")
     assert second.startswith("on distance-copying with difficulty 8 the one row without dot")
     told = "\n".join(notes(summary))
-    assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
+    assert "Each varied value is judged alone, with its own dot and its own 5%." in told
     assert "each varied value has its own dot product" in told
 
 
