@@ -43,7 +43,7 @@ def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
         "product), yes at 8 (the one row without dot product is worse); margin "
     )
     told = "\n".join(notes(summary))
-    assert "Each varied value is a table of its own, with its own dot and its own 5%." in told
+    assert "Each varied value is judged alone, with its own dot and its own 5%." in told
     assert "each varied value has its own dot product" in told
 
 

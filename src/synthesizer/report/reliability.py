@@ -167,10 +167,10 @@ def _intervals(summary: Summary) -> Iterator[str]:
     yield (
         "Differences are row minus dot over shared seeds. A verdict follows from its interval: "
         "better where all of it is better than zero, no worse where all of it is within the margin "
-        f"({summary.margin}) or better, worse where all of it is beyond. Intervals account for "
-        "seeds and test examples, and are corrected for the number of rows and looks: the chance "
-        f"of any wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} seeds "
-        "there is no verdict."
+        f"({summary.margin}) or better, worse where all of it is beyond the margin. Intervals "
+        "account for seeds and test examples, corrected for the number of rows and looks: the "
+        f"chance of any wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} "
+        "seeds there is no verdict."
     )
     if len({line.row.varied for line in summary.lines}) > 1:
         yield f"Each varied value is judged alone, with its own dot and its own {LEVEL:.0%}."
@@ -340,9 +340,9 @@ def _closing_gaps(summary: Summary) -> Iterator[str]:
     ]
     longer = sorted(path.parent.name for path in summary.study.path.glob("confirm-*x/study.json"))
     then = (
-        f"What longer training says is a table of its own ({', '.join(longer)})."
+        f"Longer training has a table of its own ({', '.join(longer)})."
         if longer
-        else "What longer training would say is open (--confirm 3x trains three times as long)."
+        else "Longer training may change these verdicts (--confirm 3x trains three times as long)."
     )
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
