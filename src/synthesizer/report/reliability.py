@@ -75,7 +75,7 @@ def _without_attention(summary: Summary) -> Iterator[str]:
 def _again(summary: Summary) -> Iterator[str]:
     again = summary.again
     if again is None:
-        yield "A/A check: none; no row trains dot again under other seeds."
+        yield "A/A check: none; no row trains dot again under other seeds (--controls adds it)."
     elif is_void(again):
         yield (
             f"THE TABLE IS VOID: dot under other seeds is called {again.word} than dot "
@@ -90,11 +90,12 @@ def _again(summary: Summary) -> Iterator[str]:
 
 def _intervals(summary: Summary) -> Iterator[str]:
     yield (
-        "Differences are row minus dot over shared seeds. The interval is the one that its word "
-        "is read off: better where all of it is better than zero, no worse where all of it is "
-        f"above the margin ({summary.margin}), worse where all of it is below. Its ends hold "
-        "seeds and test examples, corrected over the rows and looks, so that the chance of any "
-        f"wrong word in the table is {LEVEL:.0%}; fewer than {FEWEST_SEEDS} seeds get no word."
+        "Differences are row minus dot over shared seeds. Each word is read off its interval: "
+        "better where all of it is ahead of dot, no worse where none of it is behind by the margin "
+        f"({summary.margin}) or more, worse where all of it is. Its ends hold seeds and test "
+        "examples, corrected over the rows and looks, so that the chance of any wrong word in the "
+        f"table is {LEVEL:.0%}; fewer than {FEWEST_SEEDS} seeds get no word. Simulated studies "
+        "keep that rate, but where seeds fail now and then (docs/verdict.md has the rates)."
     )
     if len({line.row.varied for line in summary.lines}) > 1:
         yield f"Each varied value is a table of its own, with its own dot and its own {LEVEL:.0%}."

@@ -129,8 +129,9 @@ def notes(summary: Summary) -> list[str]:
         )
     if facts.get("match") == "time":
         said.append(
-            "All variants are trained for as many seconds as dot: the steps of each follow from a "
-            "step timed beforehand, and stand in its remarks. The search ran with equal steps."
+            "All variants are trained for as many seconds as dot: the steps of each follow from "
+            "steps timed beforehand, in turns with dot's, and stand in its remarks. The search ran "
+            "with equal steps."
         )
     elif facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
@@ -198,7 +199,7 @@ def text_of(summaries: Sequence[Summary]) -> str:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
             parts += ["## Search", markdown(*trial_table(summary))]
-            parts += [markdown(*search_table(summary))]
+            parts += [markdown(*found)] if (found := search_table(summary))[1] else []
         published = _paper_of(summary)
         if published:
             parts += ["## Published results", _apart()]
