@@ -97,6 +97,8 @@ def test_a_study_of_equal_time_times_real_steps_and_says_so(asked):
     assert Run(plan.path(plan.rows[1], 1)).result()["steps"] == none.train.steps
     (summary,) = summarize_all([plan.out])
     assert "trained for as many seconds as dot" in "\n".join(notes(summary))
+    steps = plan.recipe(plan.rows[0], 1).train.steps
+    assert f"{steps} steps (of dot; the others train as long) of " in summary.scope
     (curves,) = [s.body for s in sections(summary) if s.heading == "Learning curves"]
     assert "by seconds of training, one curve per row" in curves
 

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "report": {
         "experiment",
         "metrics",
+        "study.answer",
         "study.verdict",
         "study.sequential",
         "study.evidence",

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.report.search import search_table
+from synthesizer.report.search import search_table, trial_table
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
 from test_report import make_run
@@ -88,7 +88,11 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     assert "So far: the gap of random to dot still closes." in summary.answer
     said = "\n".join(notes(summary))
     assert "still closes for random (-40.00, -60.00, -30.00)" in said
-    assert "(--confirm 3x trains them three times as long)" in said
+    assert "(--confirm 3x trains three times as long)" in said
+    (tmp_path / "confirm-3x").mkdir()
+    (tmp_path / "confirm-3x" / "study.json").write_text(json.dumps({"rows": []}))
+    said = "\n".join(notes(summary))
+    assert "What longer training says is a table of its own (confirm-3x)." in said
 
 
 def test_a_closed_gap_does_not_close_any_further(tmp_path, record):
@@ -120,3 +124,36 @@ def test_a_dot_product_with_sinusoids_alone_is_called_what_it_is(tmp_path):
     said = "\n".join(notes(summary))
     assert "THE OPPONENT MAY BE WEAK: dot is compared with sinusoidal positions alone." in said
     assert search_table(summary)[1] == []
+
+
+def test_both_seeds_of_a_search_are_shown_and_the_rule_that_chose_is_named(tmp_path, record):
+    make_study(tmp_path, record)
+    stored = json.loads((tmp_path / "study.json").read_text())
+    low, high = ["train.lr=0.1", "train.table_rate=3"], ["train.lr=0.2", "train.table_rate=2"]
+    trials = [
+        {"changes": low, "validation": 60.0, "seed": 0},
+        {"changes": high, "validation": 64.0, "seed": 0},
+        {"changes": low, "validation": 61.0, "seed": 100_000},
+        {"changes": high, "validation": 55.0, "seed": 100_000},
+    ]
+    (random,) = [row for row in stored["rows"] if row["spec"] == "random"]
+    random["trials"] = trials
+    beaten = [{**trial, "row": "dot, rotary", "positions": "rotary"} for trial in trials]
+    stored["opponent"]["trials"] = beaten
+    told = {**stored, "tune": 2, "search": {"repeated": 2}}
+    (tmp_path / "study.json").write_text(json.dumps(told))
+    (summary,) = summarize_all([tmp_path])
+    head, rows = trial_table(summary)
+    assert head[-4:] == ["validation token accuracy, %", "second seed", "mean", ""]
+    dash = "\N{EN DASH}"
+    assert rows[0] == ["random", "0.1", "3", dash, "60.00", "61.00", "60.50", "chosen"]
+    assert rows[1] == ["random", "0.2", "2", dash, "64.00", "55.00", "59.50", ""]
+    assert [row[0::7] for row in rows[2:]] == [["dot, rotary", "its best"], ["dot, rotary", ""]]
+    said = "\n".join(notes(summary))
+    assert "its best 2 again under a second one; it uses those with the best mean" in said
+    assert (
+        "searched with two seeds of its own (the mean decides), on validation: rotary 60.5" in said
+    )
+    (tmp_path / "study.json").write_text(json.dumps({**stored, "tune": 2}))
+    (older,) = summarize_all([tmp_path])
+    assert "One seed chose, which is not reported" in "\n".join(notes(older))

@@ -55,7 +55,7 @@ def notes(summary: Summary) -> list[str]:
     if facts.get("match") == "time":
         said.append(
             "All variants are trained for as many seconds as dot. The number of steps of each "
-            "follows from a step timed beforehand, and is in its remarks. The search ran with "
+            "follows from steps timed beforehand, in turns with dot's, and is in its remarks. The search ran with "
             "equal steps."
         )
     elif facts.get("match") not in (None, "none"):
@@ -150,7 +150,7 @@ def _without_attention(summary: Summary) -> Iterator[str]:
 def _again(summary: Summary) -> Iterator[str]:
     again = summary.again
     if again is None:
-        yield "A/A check: none; no row trains dot again under other seeds."
+        yield "A/A check: none; no row trains dot again under other seeds (--controls adds it)."
     elif is_void(again):
         yield (
             f"THE TABLE IS VOID: dot under other seeds is called {again.word} than dot "
@@ -170,7 +170,8 @@ def _intervals(summary: Summary) -> Iterator[str]:
         f"({summary.margin}) or better, worse where all of it is beyond the margin. Intervals "
         "account for seeds and test examples, corrected for the number of rows and looks: the "
         f"chance of any wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} "
-        "seeds there is no verdict."
+        "seeds there is no verdict. Simulated studies keep that rate, but where seeds fail now and "
+        "then (docs/verdict.md has the rates)."
     )
     if len({line.row.varied for line in summary.lines}) > 1:
         yield f"Each varied value is judged alone, with its own dot and its own {LEVEL:.0%}."

@@ -50,7 +50,7 @@ def search_table(summary: Summary) -> Table:
     rows = []
     for label, trials in _searched(summary):
         expected = expected_best(trials)
-        if not expected:
+        if not expected or not summary.study.facts.get("tune"):
             continue
         places = (0, (len(expected) - 1) // 2, len(expected) - 1)
         spread = [f"{expected[place]:.{summary.digits}f}" for place in places]
@@ -69,13 +69,21 @@ def trial_table(summary: Summary) -> Table:
     for label, each in found.items():
         ordered = sorted(each, key=lambda one: one.rank, reverse=True)
         for place, one in enumerate(ordered):
-            shown = [*_scores(one, seeds, summary.digits), "" if place else "chosen"]
+            shown = [*_scores(one, seeds, summary.digits), "" if place else _taken(label, summary)]
             rows.append([label, *_rates(one.changes), *shown])
         blank = [MISSING] * (seeds if seeds > 1 else 0)
         rows += [[label, *_rates(one), "failed", *blank, ""] for one in failed[label]]
     score = f"validation {summary.metric_name}"
     heads = [score, *["second seed", "mean"][: seeds if seeds > 1 else 0], ""]
     return ["variant", "learning rate", "table rate", "positions", *heads], rows
+
+
+def _taken(label: str, summary: Summary) -> str:
+    """What became of a row's best setting: without tuning, one row alone is chosen."""
+    chosen = opponent_record(summary.study).get("label")
+    if summary.study.facts.get("tune"):
+        return "chosen" if any(line.row.label == label for line in summary.lines) else "its best"
+    return "chosen" if label == chosen else ""
 
 
 def _failed(trials: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -135,11 +135,8 @@ def text_of(summaries: Sequence[Summary]) -> str:
         if varied:
             parts += ["## By varied value", markdown(*varied)]
         if any(line.row.trials for line in summary.lines):
-            parts += [
-                "## Hyperparameter search",
-                markdown(*trial_table(summary)),
-                markdown(*search_table(summary)),
-            ]
+            parts += ["## Hyperparameter search", markdown(*trial_table(summary))]
+            parts += [markdown(*found)] if (found := search_table(summary))[1] else []
         published = _paper_of(summary)
         if published:
             parts += ["## Published results", _apart()]

@@ -156,7 +156,13 @@ class Summary:
             for key, _, value in (change.partition("=") for change in row.varied):
                 values = varied.setdefault(key.rpartition(".")[2], [])
                 values += [value] if value not in values else []
-        return scope(self.study.recipe, sorted({run.seed for run in self.finished}), varied)
+        dot = self.opponent.runs[0].recipe if self.opponent and self.opponent.runs else None
+        seeds = sorted({run.seed for run in self.finished})
+        said = scope(dot or self.study.recipe, seeds, varied)
+        equal_time = self.study.facts.get("match") == "time"
+        return said.replace(
+            " steps of ", " steps (of dot; the others train as long) of ", equal_time
+        )
 
 
 def summarize(study: Study) -> Summary:
