@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+from synthesizer.attention.cache import ValueCache
+from synthesizer.attention.layer import CrossAttention, SyntheticAttention
 from synthesizer.attention.registry import SYNTHESES
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens

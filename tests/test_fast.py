@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
 from synthesizer.attention import fast, masks
-from synthesizer.attention.layer import SyntheticAttention, ValueCache
+from synthesizer.attention.cache import ValueCache
+from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.masks import COUNTED
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, redrawn, tokens
@@ -175,6 +176,36 @@ def test_decoding_step_by_step_gives_what_training_saw(spec, steps):
     with torch.no_grad():
         pieces = [layer(piece, cache=cache) for piece in x.split(steps, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, 1), results(layer, x, "plain")["output"])
+
+
+ROWS = ["dense", "random+dot", "dense+dot", "relative+random+dot", "factorized_random+dense"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", [*ROWS, "dense@1|random+dot@2"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_decoded_row_is_that_of_the_plain_equations(spec, batch, biased):
+    layer = attention(spec, max_len=9, causal=True, path="auto").eval()
+    x, cache, rows = tokens(batch, 7, D), ValueCache(), []
+    bias = tokens(1, H, 7, 7, seed=3) if biased else None
+    for at in range(7):
+        here = None if bias is None else bias[..., at : at + 1, : at + 1]
+        rows.append(layer(x[:, at : at + 1], cache=cache, bias=here))
+    layer.path = "plain"
+    torch.testing.assert_close(torch.cat(rows, 1), layer(x, bias=bias), rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_is_fused_where_nothing_is_hidden_and_no_gradient_wanted():
+    layer, x = attention("random+dot", length=1, max_len=7, path="auto"), tokens(2, 1, D)
+    assert path_of(layer, x) == "plain"
+    with torch.no_grad():
+        assert path_of(layer, x) == "row"
+        assert path_of(layer, x, mask=torch.ones(2, 1, dtype=torch.bool)) == "plain"
+        assert path_of(layer, x, window=3) == "plain"
+        with torch.autocast("cpu", torch.bfloat16):
+            assert path_of(layer, x) == "plain"
+        assert path_of(attention("factorized_dense", path="auto"), x) == "plain"
 
 
 @pytest.mark.parametrize("spec", TABLES)

@@ -8,7 +8,8 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from synthesizer.attention import fast, masks
-from synthesizer.attention.layer import Inputs, SyntheticAttention, ValueCache
+from synthesizer.attention.cache import ValueCache
+from synthesizer.attention.layer import Inputs, SyntheticAttention
 from synthesizer.attention.synthesis import DotProduct, Mixture
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe

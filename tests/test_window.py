@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from synthesizer.attention import fast, masks
-from synthesizer.attention.layer import SyntheticAttention, ValueCache
+from synthesizer.attention.cache import ValueCache
+from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError

@@ -10,7 +10,8 @@ from synthesizer.errors import UserError
 
 if TYPE_CHECKING:
     from synthesizer.attention.baselines import BASELINES
-    from synthesizer.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+    from synthesizer.attention.cache import ValueCache
+    from synthesizer.attention.layer import CrossAttention, SyntheticAttention
     from synthesizer.attention.mixers import build_mixer
     from synthesizer.attention.registry import SYNTHESES, build_synthesis, register_synthesis
     from synthesizer.attention.replace import replace_attention
@@ -30,7 +31,7 @@ __version__ = "0.1.0"
 _HOME = {
     "SyntheticAttention": "attention.layer",
     "CrossAttention": "attention.layer",
-    "ValueCache": "attention.layer",
+    "ValueCache": "attention.cache",
     "Size": "attention.synthesis",
     "SYNTHESES": "attention.registry",
     "Synthesis": "attention.synthesis",

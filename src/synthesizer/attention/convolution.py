@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention.baselines import DynamicConv, LightConv, Weightless
-from synthesizer.attention.layer import Cache, Inputs
+from synthesizer.attention.cache import Cache
+from synthesizer.attention.layer import Inputs
 from synthesizer.attention.masks import check_inputs, hides_only_the_end, without_hidden
 from synthesizer.attention.synthesis import Size
 

@@ -14,13 +14,14 @@ the logits of the same sequence alone. Letters as in synthesis.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention import fast
+from synthesizer.attention.cache import Cache, trim
 from synthesizer.attention.groups import unbiased_heads, without_heads
 from synthesizer.attention.masks import (
     EXPLICIT,
@@ -38,49 +39,6 @@ from synthesizer.attention.rotary import Rotary
 from synthesizer.attention.synthesis import DotProduct, Size, unwrapped
 from synthesizer.errors import UserError
 from synthesizer.sizes import RotaryOptions
-
-
-class Cache(Protocol):
-    """What decoding keeps of one layer."""
-
-    values: Tensor | None
-
-    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
-        ...
-
-    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
-        """Hold these alone from now on; num_new tokens have passed without update."""
-        ...
-
-    def get_seq_length(self) -> int:
-        """How many tokens have passed."""
-        ...
-
-
-class ValueCache:
-    """Values, and keys only where a dot product needs them; or the last inputs of a convolution."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.num_tokens = 0  # that have passed, kept or not
-        self.is_window = False  # whether only the last of them are kept
-
-    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        self.num_tokens += values.shape[-2]
-        if self.values is not None:
-            values = torch.cat([self.values, values], dim=-2)
-            keys = None if keys is None or self.keys is None else torch.cat([self.keys, keys], -2)
-        self.keys, self.values = keys, values
-        return keys, values
-
-    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
-        self.keys, self.values, self.is_window = keys, values, True
-        self.num_tokens += num_new
-
-    def get_seq_length(self) -> int:
-        return self.num_tokens
 
 
 @dataclass(frozen=True)
@@ -229,7 +187,7 @@ class SyntheticAttention(TokenMixer):
                 mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
                 source = EXPLICIT
             if self.window is not None and values.shape[2] > self.window:
-                _trim(cache, mask, keys, values, self.window)
+                trim(cache, mask, keys, values, self.window)
         if self.unbiased and bias is not None:
             bias = without_heads(bias, self.unbiased, size.num_heads)
         if synthesis.has_last:
@@ -396,14 +354,3 @@ def _of_held(
     if bias is not None:
         bias = bias.take_along_dim(slots[:, None, None], dim=-1)
     return None if mask is None else mask.bool().take_along_dim(slots, dim=1), positions, bias
-
-
-def _trim(
-    cache: Cache, mask: Tensor | None, keys: Tensor | None, values: Tensor, count: int
-) -> None:
-    """Keep of a cache what a later query's window can reach: the last real tokens."""
-    slots = last_real(mask, values.shape[2], count, values.device)[:, None, :, None]
-    cache.keep(
-        None if keys is None else keys.take_along_dim(slots, dim=2),
-        values.take_along_dim(slots, dim=2),
-    )

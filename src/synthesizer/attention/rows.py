@@ -30,9 +30,9 @@ class RowsCall(ctypes.Structure):
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """x (..., D) by a weight (N, D), or (H, D, K) side by side; None where torch has to do it."""
     if (
-        torch.compiler.is_compiling()
+        weight.numel() < LARGE
+        or torch.compiler.is_compiling()
         or x.numel() > FEW * x.shape[-1]
-        or weight.numel() < LARGE
         or (weight.dim() == 3 and weight.shape[-1] % LANES)
         or torch.is_grad_enabled()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -104,7 +104,12 @@ class Synthesis(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialize every parameter and buffer of this module's own."""
-        raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+        if self.tables:
+            raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+        for name in self.weights:
+            draw_weight(getattr(self, name))
+        for name in self.biases:
+            nn.init.zeros_(getattr(self, name))
 
     def resize(self, max_len: int) -> None:
         """Grow or crop to another max_len."""
@@ -163,10 +168,6 @@ class DotProduct(Synthesis):
         self.wk = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
         self.d_keys = size.d_head
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        draw_weight(self.wq)
-        draw_weight(self.wk)
 
     def keys(self, x: Tensor) -> Tensor:
         return project_heads(x, self.wk)
@@ -278,12 +279,6 @@ class Dense(Synthesis):
         self.b2 = empty(size.num_heads, size.max_len)  # (H, N)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        draw_weight(self.w1)
-        draw_weight(self.w2)
-        nn.init.zeros_(self.b1)
-        nn.init.zeros_(self.b2)
-
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         hidden = hidden_units(x, self.w1, self.b1)  # (B, H, T, K)
         columns, offsets = read_at(self.w2, key_positions), read_at(self.b2, key_positions)
@@ -310,12 +305,6 @@ class FactorizedDense(Synthesis):
         self.wb = empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
         self.bb = empty(size.num_heads, self.b)  # (H, b)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for weight in (self.w1, self.wa, self.wb):
-            draw_weight(weight)
-        for bias in (self.b1, self.ba, self.bb):
-            nn.init.zeros_(bias)
 
     def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
         """Tile one factor, repeat the other, and multiply: all a b columns differ."""

@@ -179,7 +179,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
-        if memory is None:
+        if memory is None and position_ids is not None:
             packing = find_packing(position_ids, attention_mask, *x.shape[:2])
             if packing is not None:
                 return self._decode_packed(x, packing, cache, wanted)
@@ -192,9 +192,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         if own is not None:
             context = replace(context, caches=own.layers)
         if memory is not None:
-            if memory_mask is not None:
-                check_mask(memory_mask, x.shape[0], memory.shape[1])
-            mask = _unless_all_real(memory_mask)
+            mask = memory_mask
+            if mask is not None:
+                check_mask(mask, x.shape[0], memory.shape[1])
+                mask = _unless_all_real(mask)
             memories = [
                 remember(cache, index, layer.cross, memory, mask)
                 for index, layer in enumerate(self.decoder.layers)
@@ -239,9 +240,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             raise too_long(num_keys, stack.shape.max_len)
         if attention_mask is not None:
             check_mask(attention_mask, x.shape[0], num_keys)
-        mask = _unless_all_real(attention_mask)
-        counted = locate(mask, None, num_keys, x.device)
-        positions = _reconcile(position_ids, counted, mask, past)
+        mask = None if attention_mask is None else _unless_all_real(attention_mask)
+        counted = positions = locate(mask, None, num_keys, x.device)
+        if position_ids is not None:
+            positions = _reconcile(position_ids, counted, mask, past)
         inputs = Inputs(mask, None if positions is counted else positions)
         return Context(inputs, positions, keep_weights=wanted.attentions)
 
@@ -303,19 +305,17 @@ def _past_of(cache: Cache) -> int:
     return cache.get_seq_length()
 
 
-def _unless_all_real(attention_mask: Tensor | None) -> Tensor | None:
+def _unless_all_real(attention_mask: Tensor) -> Tensor | None:
     """Drop a mask that hides nothing, where it may be asked."""
-    if attention_mask is None or torch.compiler.is_compiling() or attention_mask.is_meta:
+    if torch.compiler.is_compiling() or attention_mask.is_meta:
         return attention_mask
     return None if bool(attention_mask.all()) else attention_mask
 
 
 def _reconcile(
-    position_ids: Tensor | None, counted: Tensor, attention_mask: Tensor | None, past: int
+    position_ids: Tensor, counted: Tensor, attention_mask: Tensor | None, past: int
 ) -> Tensor:
     """Choose the positions of all keys: those given for x, unless the mask counts the same."""
-    if position_ids is None:
-        return counted
     num_queries = counted.shape[-1] - past
     here = counted[..., past:]
     if not (torch.compiler.is_compiling() or position_ids.is_meta):

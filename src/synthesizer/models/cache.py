@@ -5,7 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from synthesizer.attention.layer import CrossAttention, ValueCache
+from synthesizer.attention.cache import ValueCache
+from synthesizer.attention.layer import CrossAttention
 from synthesizer.errors import UserError
 
 

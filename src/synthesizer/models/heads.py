@@ -78,7 +78,7 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
         sequences: position_ids that start again at 0, or cu_seq_lens_q, say where they begin.
         """
         tokens = inputs_embeds if input_ids is None else input_ids
-        if tokens is not None:
+        if tokens is not None and options:
             position_ids = packed_positions(options, position_ids, *tokens.shape[:2])
         output = self.model(
             input_ids=input_ids,
@@ -94,7 +94,9 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
         if labels is not None and shift_labels is None:
             # the labels move, not the logits: cutting off their last row would copy them all
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            packing = find_packing(position_ids, attention_mask, *labels.shape)
+            packing = None
+            if position_ids is not None:
+                packing = find_packing(position_ids, attention_mask, *labels.shape)
             if packing is not None:  # no sequence predicts the first token of the next
                 next_starts = F.pad(packing.starts[:, 1:], (0, 1))
                 shift_labels = shift_labels.masked_fill(next_starts, IGNORED)
@@ -244,6 +246,8 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         distance = F.mse_loss if is_regression else F.binary_cross_entropy_with_logits
         count = labels.numel() if num_items is None else num_items
         loss = distance(logits, numbers, reduction="sum") / count
+        if ponder_cost is None:
+            return loss
         return _with_ponder_cost(self, loss, labels, num_items, ponder_cost)
 
     def _problem_type(self, labels: Tensor) -> str:
@@ -266,6 +270,8 @@ def model_loss(
     """The loss of targets; in training smoothed, and with the cost (B,) of a universal model."""
     smoothing = model.config.label_smoothing if model.training else 0.0
     loss = token_loss(logits, targets, smoothing, num_items)
+    if ponder_cost is None:
+        return loss
     return _with_ponder_cost(model, loss, targets, num_items, ponder_cost)
 
 
@@ -288,9 +294,9 @@ def _with_ponder_cost(
     loss: Tensor,
     targets: Tensor,
     num_items: Tensor | int | None,
-    ponder_cost: Tensor | None,
+    ponder_cost: Tensor,
 ) -> Tensor:
-    if ponder_cost is None or not model.training:
+    if not model.training:
         return loss
     scored = (targets != IGNORED).reshape(targets.shape[0], -1).sum(1)
     return loss + model.config.ponder_cost * ponder_loss(ponder_cost, scored, num_items)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from synthesizer.attention.cache import Cache
 from synthesizer.attention.fast import linear
-from synthesizer.attention.layer import Cache, CrossAttention, Inputs
+from synthesizer.attention.layer import CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
@@ -199,7 +200,9 @@ class Layer(GradientCheckpointingLayer):
     ) -> LayerOutput:
         """Tensors with a gradient are arguments of their own: reentrant checkpoints need that."""
         x, weights = self._self_attention(x, context, cache, bias)
-        x, cross_weights = self._cross_attention(x, context, memory_keys, memory_values)
+        cross_weights = None
+        if self.cross is not None and memory_keys is not None and memory_values is not None:
+            x, cross_weights = self._cross_attention(x, context, memory_keys, memory_values)
         y = self.feed_forward(self._enter(x, self.feed_forward_norm))
         return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
 
@@ -211,8 +214,12 @@ class Layer(GradientCheckpointingLayer):
                 cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
             return x, None
         x_in, weights = self._enter(x, self.attention_norm), None
-        bias = bias if self.has_logits else None
-        given = vars(replace(context.inputs, bias=bias, cache=cache))
+        given = {
+            "attention_mask": context.inputs.attention_mask,
+            "position_ids": context.inputs.position_ids,
+            "bias": bias if self.has_logits else None,
+            "cache": cache,
+        }
         if context.keep_weights:
             y, weights = self.attention.attend(x_in, **given)
         else:
@@ -220,10 +227,9 @@ class Layer(GradientCheckpointingLayer):
         return self._leave(x, y, self.attention_norm), weights
 
     def _cross_attention(
-        self, x: Tensor, context: Context, keys: Tensor | None, values: Tensor | None
+        self, x: Tensor, context: Context, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        if self.cross is None or keys is None or values is None:
-            return x, None
+        assert self.cross is not None
         x_in, weights = self._enter(x, self.cross_norm), None
         if context.keep_weights:
             y, weights = self.cross.attend(x_in, keys, values, attention_mask=context.memory_mask)

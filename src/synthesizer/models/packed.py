@@ -42,10 +42,10 @@ class Packing:
 
 
 def find_packing(
-    position_ids: Tensor | None, attention_mask: Tensor | None, batch: int, length: int
+    position_ids: Tensor, attention_mask: Tensor | None, batch: int, length: int
 ) -> Packing | None:
     """How rows are packed; None where each is one sequence, or positions are not 0, 1, 2, ..."""
-    if position_ids is None or length < 2 or position_ids.shape[-1] != length:
+    if length < 2 or position_ids.shape[-1] != length:
         return None
     if attention_mask is not None and attention_mask.shape != (batch, length):
         return None  # it counts cached tokens, too, or will be refused

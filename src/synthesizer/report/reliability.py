@@ -55,8 +55,8 @@ def notes(summary: Summary) -> list[str]:
     if facts.get("match") == "time":
         said.append(
             "All variants are trained for as many seconds as dot. The number of steps of each "
-            "follows from steps timed beforehand, in turns with dot's, and is in its remarks. The search ran with "
-            "equal steps."
+            "follows from steps timed beforehand, in turns with dot's, and is in its remarks. "
+            "The search ran with equal steps."
         )
     elif facts.get("match") not in (None, "none"):
         budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])

@@ -7,6 +7,7 @@ plain path is exact. Letters as in terms.py.
     table    the logits do not depend on the input: one softmax for all examples
     fused    a bilinear term alone: PyTorch's fused kernel
     groups   heads of different kinds, each group by its own path
+    row      a single query, as in decoding: PyTorch's fused kernel, all but the product as a bias
     short    any other sum of terms, its probabilities kept for backward
     blocks   any other sum of terms, block by block, made again for backward
     plain    layer.py itself
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synthesizer.attention import rows
 from synthesizer.attention.fast import gpu
 from synthesizer.attention.fast.operator import block_attention
 from synthesizer.attention.fast.short import LONGEST, ShortAttention
@@ -38,7 +40,6 @@ from synthesizer.attention.masks import (
     visibility_of,
     visible_keys,
 )
-from synthesizer.attention.rows import FEW, few_rows
 from synthesizer.attention.synthesis import DotProduct, Synthesis
 
 PATHS = ("auto", "fast", "plain")
@@ -113,6 +114,10 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         if fits and not torch.is_grad_enabled():  # what is held has no gradient
             return Choice("frozen", "freeze() holds its probabilities")
     if path == "auto" and num_queries == 1 and synthesis.depends_on_input:
+        fits = call.mask is None and call.window is None and call.dropout == 0.0
+        fits = fits and not (compiling or torch.is_grad_enabled() or has_outer(synthesis))
+        if fits and not torch.is_autocast_enabled(call.x.device.type):
+            return Choice("row", "a single row of products and what is added to them")
         return Choice("plain", "a single row, small at any length")
     short = path == "auto" and 1 < num_queries <= LONGEST
     short = short and not uses_kernel(call.values, num_queries)
@@ -165,6 +170,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     heads = values.shape[1]
     terms = terms_of(synthesis, x, keys, num_keys, call.bias, heads, call.query_positions)
     terms.values = values.transpose(0, 1)
+    if chosen == "row":
+        return _row(terms)
     with torch.autocast(device.type, enabled=False):
         if chosen == "table":
             if mask is None:
@@ -189,11 +196,13 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), of an nn.Linear or of what a user has put in its place."""
-    # Sizes are asked last: a traced graph would be bound to the answer.
-    if not torch.compiler.is_compiling() and x.numel() <= FEW * x.shape[-1] and _is_bare(layer):
-        y = few_rows(x, layer.weight, layer.bias)  # type: ignore[arg-type]
-        if y is not None:
-            return y
+    if type(layer) is nn.Linear and layer.in_features * layer.out_features >= rows.LARGE:
+        changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+        # Sizes of x are asked last: a traced graph would be bound to the answer.
+        if not (changed or torch.compiler.is_compiling()) and x.numel() <= rows.FEW * x.shape[-1]:
+            y = rows.few_rows(x, layer.weight, layer.bias)
+            if y is not None:
+                return y
     return layer(x)
 
 
@@ -250,6 +259,27 @@ def _fused(
     return output.transpose(1, 2).flatten(-2)
 
 
+def _row(terms: Terms) -> Tensor:
+    """A single query of a bilinear term and all else as a bias, without gradients: (B, 1, D)."""
+    values, queries, keys = terms.values, terms.queries, terms.keys
+    assert values is not None
+    assert queries is not None
+    assert keys is not None
+    terms.write_out(num_queries=1)
+    bias = terms.table
+    if terms.offsets is not None:
+        offsets = terms.offsets[:, None]
+        bias = offsets if bias is None else bias + offsets
+    output = F.scaled_dot_product_attention(
+        queries.transpose(0, 1).to(values.dtype),
+        keys.transpose(0, 1).to(values.dtype).expand(values.shape[1], -1, -1, -1),
+        values.transpose(0, 1),
+        attn_mask=None if bias is None else bias[None].to(values.dtype),
+        scale=1.0,
+    )
+    return output.transpose(1, 2).flatten(-2)
+
+
 def freeze(
     synthesis: Synthesis, length: int, causal: bool, window: int | None = None
 ) -> Tensor | None:
@@ -261,9 +291,3 @@ def freeze(
         x = tensors[0].new_empty(0, length, 0)
         visibility = visibility_of(None, length, length, causal, window, SLOT, x.device)
         return probabilities(terms_of(synthesis, x, None, length), visibility, length)
-
-
-def _is_bare(layer: nn.Module) -> bool:
-    """Whether calling a layer is its product and nothing else: no hook, no other forward."""
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and not hooked

@@ -27,12 +27,6 @@ CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in t
 FEWEST_ROWS, MOST_ROWS = 64, 256
 BESIDE = 2**20  # numbers of the values that stand side by side
 SMALL = 256  # keys up to which matrices are so small that kernel.c multiplies them itself
-AXES = {  # those that a tensor lacks to have four
-    "table": (slice(None), None),
-    "weight": (slice(None), None, None, None),
-    "offsets": (slice(None), None, None),
-    "distances": (slice(None), None, None),
-}
 
 
 def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
@@ -200,13 +194,15 @@ def run_kernel(
         given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
     for name, tensor in given.items():
         if tensor is not None:
-            axes = AXES.get(name.removeprefix("grad_"), ...)
-            steps = tensor[axes].expand(num_heads, batch, -1, -1).stride()
-            setattr(call, name, Strided(tensor.data_ptr(), *steps[:3]))
+            (heads, *others), steps = tensor.shape, tensor.stride()  # an axis of one is shared
+            example = steps[1] if len(others) == 3 and others[0] > 1 else 0
+            row = steps[-2] if len(others) > 1 else 0
+            head = steps[0] if heads > 1 else 0
+            setattr(call, name, Strided(tensor.data_ptr(), head, example, row))
     for name in ("starts", "stops", "table_rows"):
         numbers = getattr(visibility, name)
         if numbers is not None:
-            step = numbers.expand(batch, -1).stride(0)
+            step = numbers.stride(0) if len(numbers) > 1 else 0
             setattr(call, name, Numbers(numbers.data_ptr(), step))
     library, pointer = kernel.library, ctypes.byref(call)
     room = output.new_empty(threads * library.workspace(pointer))

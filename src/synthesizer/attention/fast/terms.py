@@ -9,12 +9,12 @@ Letters as in synthesis.py; W is the width of what a bilinear term compares, a b
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.kernel import HOME, loaded
@@ -115,12 +115,15 @@ def terms_of(
 
 def is_known(synthesis: Synthesis) -> bool:
     """Whether a synthesis is a sum of terms: two outer products have no common form."""
-    parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
-    if not all(isinstance(part, Synthesis) for part in parts):
-        return False  # an adapter stands for a part: its forward alone knows the parameters
-    outer = [part for part in parts if type(part) is FactorizedDense]
-    unknown = [part for part in parts if type(part) not in _TERMS and part.depends_on_input]
-    return len(outer) < 2 and not unknown
+    num_outer = 0
+    parts: Sequence[nn.Module] = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
+    for part in parts:
+        if not isinstance(part, Synthesis):
+            return False  # an adapter stands for a part: its forward alone knows the parameters
+        if type(part) not in _TERMS and part.depends_on_input:
+            return False
+        num_outer += type(part) is FactorizedDense
+    return num_outer < 2
 
 
 def has_outer(synthesis: Synthesis) -> bool:

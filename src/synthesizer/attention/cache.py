@@ -1,0 +1,62 @@
+"""What decoding keeps of one layer. Letters as in synthesis.py."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from synthesizer.attention.masks import last_real
+
+
+class Cache(Protocol):
+    """What decoding keeps of one layer."""
+
+    values: Tensor | None
+
+    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
+        ...
+
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        """Hold these alone from now on; num_new tokens have passed without update."""
+        ...
+
+    def get_seq_length(self) -> int:
+        """How many tokens have passed."""
+        ...
+
+
+class ValueCache:
+    """Values, and keys only where a dot product needs them; or the last inputs of a convolution."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.num_tokens = 0  # that have passed, kept or not
+        self.is_window = False  # whether only the last of them are kept
+
+    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        self.num_tokens += values.shape[-2]
+        if self.values is not None:
+            values = torch.cat([self.values, values], dim=-2)
+            keys = None if keys is None or self.keys is None else torch.cat([self.keys, keys], -2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        self.keys, self.values, self.is_window = keys, values, True
+        self.num_tokens += num_new
+
+    def get_seq_length(self) -> int:
+        return self.num_tokens
+
+
+def trim(
+    cache: Cache, mask: Tensor | None, keys: Tensor | None, values: Tensor, count: int
+) -> None:
+    """Keep of a cache what a later query's window can reach: the last real tokens."""
+    slots = last_real(mask, values.shape[2], count, values.device)[:, None, :, None]
+    cache.keep(
+        None if keys is None else keys.take_along_dim(slots, dim=2),
+        values.take_along_dim(slots, dim=2),
+    )
