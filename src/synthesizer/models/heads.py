@@ -26,7 +26,7 @@ from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedM
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.generation import SynthesizerGeneration
 from synthesizer.models.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
-from synthesizer.models.packed import find_packing, packed_positions, refuse_packed
+from synthesizer.models.packed import find_packing, packed_positions
 from synthesizer.models.universal import ponder_loss
 
 IGNORED = -100
@@ -144,7 +144,6 @@ class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
         **options: Unpack[Options],
     ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
-        refuse_packed(options)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         output = self.model(
@@ -203,7 +202,6 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],
     ) -> ClassifierOutput:
-        refuse_packed(options)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
