@@ -19,7 +19,14 @@ from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.layers import Context, RelativeBias, Stack, StackOutput
+from synthesizer.models.layers import (
+    HOOK,
+    Context,
+    RelativeBias,
+    Stack,
+    StackOutput,
+    refuse_offloaded,
+)
 from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
 from synthesizer.models.packed import (
     NAMES,
@@ -175,7 +182,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         """The position_ids that cu_seq_lens_q and its like say."""
         unknown = [name for name in packing if name not in NAMES]
         if unknown:
-            raise TypeError(f"SynthesizerModel.forward() got an unexpected keyword argument '{unknown[0]}'")
+            raise TypeError(
+                f"SynthesizerModel.forward() got an unexpected keyword argument '{unknown[0]}'"
+            )
         if self.config.kind != "decoder" or tokens is None:
             refuse_packed(packing)
             return position_ids
@@ -217,6 +226,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             if memory_mask is not None:
                 check_mask(memory_mask, x.shape[0], memory.shape[1])
             mask = _unless_all_real(memory_mask)
+            for layer in self.decoder.layers:
+                if HOOK in vars(layer):
+                    refuse_offloaded(layer)  # its keys and values are made here, outside of it
             memories = [
                 remember(cache, index, layer.cross, memory, mask)
                 for index, layer in enumerate(self.decoder.layers)
