@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 
@@ -94,6 +95,43 @@ def test_a_check_without_its_data_still_tells_the_costs(tmp_path, capsys):
     assert "the data cannot be read; with a vocabulary as large as text.vocab_size" in streams.out
     assert "FLOPs per token" in streams.out
     assert "gone.txt does not exist" in streams.err
+
+
+def test_a_data_file_in_place_of_a_recipe_is_answered_with_the_command_for_it(tmp_path, capsys):
+    data = tmp_path / "reviews.csv"
+    data.write_text("text,label\n")
+    assert main(["train", str(data)]) == 2
+    assert f"for a file of data: synthesizer compare {data}, or --set data.train" in (
+        capsys.readouterr().err
+    )
+
+
+def test_closed_streams_stop_no_command(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["list"]) == 0
+    assert main(["train", "no-such-recipe"]) == 2
+    assert sys.stdin.read() == ""
+    for name in ("stdin", "stdout", "stderr"):
+        getattr(sys, name).close()
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_escapes(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    assert main(["list"]) == 0
+    sys.stdout.flush()
+    assert b"(x[j] Wk)" in raw.getvalue()
+
+
+def test_a_deleted_current_directory_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["recipes"]) == 2
+    assert capsys.readouterr().err == (
+        "synthesizer: error: the current directory was deleted; change to another\n"
+    )
 
 
 def test_another_recipe_in_the_same_directory_is_refused(tmp_path, capsys):

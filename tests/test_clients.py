@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from synthesizer.data.tokenizer import train_tokenizer
@@ -115,3 +116,53 @@ def test_a_folder_opened_before_the_import_fails_with_the_message_that_the_docs_
         AutoModelForCausalLM.from_pretrained(tmp_path)
     (quoted,) = re.findall(r'The checkpoint [^."]*', page)
     assert " ".join(quoted.split()) in str(error.value)
+
+
+@pytest.mark.parametrize("synthesis", SYNTHESES)
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_offloaded_weights_are_read_whole_or_refused(synthesis, preloaded, tmp_path):
+    """Read part by part they are on no device: logits were of uninitialised memory."""
+    model = build(SynthesizerForCausalLM, synthesis)
+    model.save_pretrained(tmp_path)
+    places = {"model.embedding": "cpu", "model.decoder": "disk", "lm_head": "cpu"}
+    with init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(model.config)
+    empty.tie_weights()
+    offloaded = load_checkpoint_and_dispatch(
+        empty,
+        tmp_path,
+        places,
+        offload_folder=tmp_path / "away",
+        preload_module_classes=["Layer"] if preloaded else None,
+    ).eval()
+    if preloaded:
+        assert torch.equal(offloaded(IDS).logits, model(IDS).logits)
+        assert torch.equal(
+            offloaded.generate(IDS, max_new_tokens=3), model.generate(IDS, max_new_tokens=3)
+        )
+    else:
+        with pytest.raises(UserError, match="weights of a layer are offloaded, and its attention"):
+            offloaded(IDS)
+
+
+@pytest.mark.parametrize("place", ["model.encoder", "model.decoder"])
+def test_an_encoder_decoder_whose_weights_are_offloaded_is_refused(place, tmp_path):
+    model = build(SynthesizerForConditionalGeneration)
+    model.save_pretrained(tmp_path)
+    names = ("model.embedding", "model.encoder", "model.decoder", "lm_head")
+    places = dict.fromkeys(names, "cpu") | {place: "disk"}
+    offloaded = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path, device_map=places, offload_folder=tmp_path / "away"
+    )
+    with pytest.raises(UserError, match="weights of a layer are offloaded"):
+        offloaded(IDS, decoder_input_ids=IDS)
+
+
+def test_a_head_that_is_offloaded_gives_the_same_logits(tmp_path):
+    model = build(SynthesizerForCausalLM, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    places = {"model": "cpu", "lm_head": "disk"}
+    offloaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map=places, offload_folder=tmp_path / "away"
+    )
+    torch.testing.assert_close(offloaded(IDS).logits, model(IDS).logits)

@@ -74,6 +74,13 @@ def test_hugging_face_names_read_ours():
     assert config.max_position_embeddings == 33
 
 
+def test_a_config_names_no_code_of_others_where_trainers_look_for_it():
+    """TRL reads config.auto_map of every architecture that transformers itself does not have."""
+    config = SynthesizerConfig(kind="decoder")
+    assert not config.auto_map
+    assert "auto_map" not in config.to_dict()
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -298,10 +298,13 @@ def test_trainer_trains_a_causal_lm(tmp_path):
         model=model,
         args=arguments(TrainingArguments, tmp_path),
         train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows[:15]),
     )
     trainer.train()
+    found = trainer.evaluate()["eval_loss"]  # missing where forward has more arguments for labels
     tokens = torch.tensor([row["input_ids"] for row in rows[:15]])
     model.eval()
+    assert found == pytest.approx(model(tokens, labels=tokens).loss.item(), rel=1e-5)
     assert (model(tokens).logits.argmax(-1)[:, :-1] == tokens[:, 1:]).float().mean() > 0.95
 
 

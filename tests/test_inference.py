@@ -147,6 +147,17 @@ def test_columns_that_are_not_used_are_named(tmp_path):
     assert found.reasons[1] == "columns: text 'review', label 'sentiment'; not used: id"
 
 
+def test_a_second_text_beside_a_label_is_not_left_out_in_silence(tmp_path):
+    """A pair of sentences, as in GLUE: its label cannot be told from one of them."""
+    rng = random.Random(7)
+    body = [[sentence(rng), sentence(rng), rng.choice("xy")] for _ in range(60)]
+    path = write_csv(tmp_path / "pairs.csv", [("sentence1", "sentence2", "label"), *body])
+    found, _ = guess(path)
+    assert found.reasons[1].endswith(
+        "not used: sentence1 (if the label depends on two texts, join them in one column)"
+    )
+
+
 def test_of_three_texts_the_user_chooses(tmp_path):
     rng = random.Random(7)
     body = [[sentence(rng) for _ in range(3)] for _ in range(30)]

@@ -129,11 +129,19 @@ def test_tokens_behind_a_cache_are_not_packed():
     assert find_packing(torch.tensor([[0, 1, 0]]), torch.ones(1, 6), 1, 3) is None
 
 
-def test_the_body_alone_keeps_sequences_apart():
+@pytest.mark.parametrize("form", FORMS)
+def test_the_body_alone_keeps_sequences_apart(form):
+    """TRL's trainers call it, and compute the loss from its states."""
     model, (row, at) = build(), packed()
-    states = model.model(row, position_ids=at).last_hidden_state
+    states = model.base_model(row, **FORMS[form]()).last_hidden_state
     torch.testing.assert_close(model.lm_head(states), model(row, position_ids=at).logits)
-    assert isinstance(model.model, SynthesizerModel)
+    assert isinstance(model.base_model, SynthesizerModel)
+
+
+def test_a_misspelt_keyword_of_a_forward_is_refused():
+    for model in (build(), build().base_model):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'cu_seqlens'"):
+            model(packed()[0][:, :6], cu_seqlens=torch.tensor([0, 6]))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,8 @@ def test_other_kinds_refuse_packed_rows(kind):
         UserError, match=r"cu_seq_lens_q says .* which only a causal language model"
     ):
         build(kind=kind)(row[:, :6], labels=row[:, :6], cu_seq_lens_q=torch.tensor([0, 3, 6]))
+    with pytest.raises(UserError, match="cu_seq_lens_q says"):
+        build(kind=kind).base_model(row[:, :6], cu_seq_lens_q=torch.tensor([0, 3, 6]))
 
 
 def test_a_compiled_model_refuses_positions_that_start_again():

@@ -42,6 +42,8 @@ def test_only_paper_scale_values_go_unmarked(name):
     ("override", "message"),
     [
         ("model.num_head=3", "[model]: unknown key 'num_head'; did you mean 'num_heads'?"),
+        ("steps=3", "top level: unknown key 'steps'; did you mean 'train.steps'?"),
+        ("train=4", "[train]: train is 4; expected a section with keys of its own, such as train."),
         ("trian.steps=3", "top level: unknown key 'trian'; did you mean 'train'?"),
         ("train.steps=ten", "[train]: steps is 'ten'; expected a valid integer"),
         ("train.steps=0", "[train]: steps is 0; expected greater than 0"),

@@ -25,7 +25,7 @@ def test_a_new_directory_is_claimed_and_keeps_the_resolved_recipe(tmp_path):
 def test_a_run_of_another_recipe_is_refused_and_the_keys_are_named(tmp_path):
     run = Run(tmp_path / "run")
     with run.held(language_model(tmp_path)):
-        pass
+        run.log(3, {"loss": 1.0})
     other = language_model(tmp_path, "train.steps=99", "seed=7")
     with pytest.raises(UserError, match=r"another recipe \(seed: 1 -> 7; train.steps: 12 -> 99\)"):
         run.claim(other)
@@ -47,6 +47,43 @@ def test_what_a_killed_start_leaves_behind_is_used(tmp_path):
     with run.held(recipe):
         assert run.recipe() == recipe
     assert not list(run.path.glob(".*.partial"))
+
+
+def test_what_a_refused_start_leaves_behind_is_used_by_the_corrected_recipe(tmp_path):
+    """A path that was mistyped, say: nothing was trained, and nothing is lost."""
+    run = Run(tmp_path / "run")
+    with run.held(language_model(tmp_path, "data.train=txet.txt")):
+        pass
+    right = language_model(tmp_path)
+    run.claim(right)
+    with run.held(right):
+        assert run.recipe() == right
+
+
+def test_a_recipe_that_waited_for_another_run_is_refused(tmp_path):
+    run, other = Run(tmp_path / "run"), language_model(tmp_path, "seed=7")
+    run.claim(other)  # before the other process has begun
+    with run.held(language_model(tmp_path)):
+        run.log(3, {"loss": 1.0})
+    with pytest.raises(UserError, match="another recipe"), run.held(other):
+        pass
+    assert run.recipe() == language_model(tmp_path)
+
+
+def test_an_out_that_cannot_be_a_directory_is_refused_by_name(tmp_path):
+    """It was called a damaged run, to be deleted."""
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    recipe = language_model(tmp_path)
+    for name in ("notes.txt", "loop"):
+        with pytest.raises(UserError, match=rf"{name} exists and is not a directory; choose ano"):
+            Run(tmp_path / name).claim(recipe)
+    for name in ("notes.txt/run", "loop/run"):
+        run = Run(tmp_path / name)
+        run.claim(recipe)
+        with pytest.raises(UserError, match=r"cannot make .*; check --out"), run.held(recipe):
+            pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_write_syncs_the_file_and_its_directory(tmp_path, monkeypatch):

@@ -3,7 +3,10 @@ what it needs when it is called, so that --help, list and recipes start at once.
 """
 
 import errno
+import io
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -97,9 +100,24 @@ for verb in (train, evaluate, generate, compare, report, bench, audit, convert):
     app.command()(verb)
 
 
+def _prepare_process() -> None:
+    """Have a standard stream that was closed, or knows few characters, stop no command."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  to the end
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current directory was deleted; change to another") from None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; 0 is success, 2 a user's mistake, 130 interrupted."""
     try:
+        _prepare_process()
         words = sys.argv[1:] if arguments is None else arguments
         app(args=name_plan(words), prog_name="synthesizer")
     except UserError as error:

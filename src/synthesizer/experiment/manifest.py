@@ -67,7 +67,7 @@ def find_damage(
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{MANIFEST} is damaged"
+        return f"{MANIFEST} is damaged" if folder.is_dir() else None
     absent = tuple(f"{name}/" for name in spared if not os.path.lexists(folder / name))
     for name, entry in files.items():
         if name.startswith(absent):

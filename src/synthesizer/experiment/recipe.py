@@ -129,6 +129,11 @@ def _read(name_or_path: str | Path) -> tuple[dict[str, Any], str]:
     else:
         name = str(name_or_path)
         if name not in recipe_names():
+            if Path(name).is_file():
+                raise UserError(
+                    f"{name} is not a recipe, whose name ends in .toml; for a file of data: "
+                    f"synthesizer compare {name}, or --set data.train={name} with a recipe"
+                )
             raise UserError(
                 f"no recipe '{name}' (`synthesizer recipes` lists all; a path ends in .toml)"
                 f"{_nearest(name, recipe_names())}"
@@ -210,12 +215,17 @@ def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     key = ".".join(keys[1:] if section else keys) or str(section)
     known = [*(_SECTIONS[section] if section else Recipe).model_fields]
     if error["type"] == "extra_forbidden":
+        homes = [f"{name}.{key}" for name, part in _SECTIONS.items() if key in part.model_fields]
+        if homes and section is None:
+            return f"{where}unknown key '{key}'; did you mean '{homes[0]}'?"
         return f"{where}unknown key '{key}'{_nearest(key, known)}"
     if error["type"] == "missing":
         return f"{where}'{key}' is missing; give it a value"
     if error["type"] == "positions":
         return f"{where}{error['msg']}"
     expected = error["msg"].removeprefix("Input should be ")
+    if error["type"] == "model_type" and section:
+        expected = f"a section with keys of its own, such as {section}.{known[0]}"
     return f"{where}{key} is {error['input']!r}; expected {expected}"
 
 

@@ -111,21 +111,28 @@ class Run:
 
     def claim(self, recipe: Recipe) -> None:
         """Make the directory this recipe's, or refuse to mix it with what is there."""
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise UserError(f"{self.path} exists and is not a directory; choose another --out")
         self.check()
-        if (self.path / "recipe.toml").exists():
-            changed = differences(self.recipe(), recipe)
-            if changed:
-                raise UserError(
-                    f"{self.path} holds a run of another recipe ({'; '.join(changed)}); "
-                    "choose another --out, or delete the directory"
-                )
-        elif self.path.exists() and (not self.path.is_dir() or self._is_foreign()):
+        if not self._is_begun():
+            return
+        if not (self.path / "recipe.toml").exists():
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
+        changed = differences(self.recipe(), recipe)
+        if changed:
+            raise UserError(
+                f"{self.path} holds a run of another recipe ({'; '.join(changed)}); "
+                "choose another --out, or delete the directory"
+            )
 
-    def _is_foreign(self) -> bool:
-        """Whether the directory has more than a run leaves that was killed as it started."""
-        own = [self.checkpoints] if not any(self.checkpoints.glob("*")) else []
-        return any(p not in own and not p.name.startswith(".") for p in self.path.iterdir())
+    def _is_begun(self) -> bool:
+        """Whether more is there than a run leaves that was killed, or refused, as it started."""
+        own = {self.path / "recipe.toml"}
+        if not any(self.checkpoints.glob("*")):
+            own.add(self.checkpoints)
+        return self.path.exists() and any(
+            path not in own and not path.name.startswith(".") for path in self.path.iterdir()
+        )
 
     @contextmanager
     def held(
@@ -141,7 +148,8 @@ class Run:
             for pattern in (".*.partial", ".tmp*"):  # ours, and those of safetensors beneath them
                 for leftover in self.path.rglob(pattern):  # of a killed process: the lock is ours
                     leftover.unlink(missing_ok=True)
-            if not (self.path / "recipe.toml").exists():
+            self.claim(recipe)  # again: the process that was waited for may have begun another
+            if not self._is_begun():
                 self.write("recipe.toml", dump(recipe))
             yield
 

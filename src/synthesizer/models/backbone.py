@@ -19,9 +19,22 @@ from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.layers import Context, RelativeBias, Stack, StackOutput
+from synthesizer.models.layers import (
+    HOOK,
+    Context,
+    RelativeBias,
+    Stack,
+    StackOutput,
+    refuse_offloaded,
+)
 from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
-from synthesizer.models.packed import Packing, find_packing
+from synthesizer.models.packed import (
+    NAMES,
+    Packing,
+    find_packing,
+    packed_positions,
+    refuse_packed,
+)
 from synthesizer.models.universal import Halting, UniversalStack, build_stack
 from synthesizer.spec import NONE, expand_layers
 
@@ -124,7 +137,11 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        **packing: object,
     ) -> BaseModelOutput | Seq2SeqStatesOutput:
+        if packing:
+            tokens = input_ids if inputs_embeds is None else inputs_embeds
+            position_ids = self._read_packing(packing, position_ids, tokens)
         wanted = self._wanted(use_cache, output_attentions, output_hidden_states)
         given = decoder_input_ids is not None or decoder_inputs_embeds is not None
         if self.config.kind == "encoder_decoder" and not given:
@@ -158,6 +175,20 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             encoder_num_steps=encoder_outputs.get("num_steps"),
             ponder_cost=torch.stack(known).sum(0) if known else None,
         )
+
+    def _read_packing(
+        self, packing: dict[str, object], position_ids: Tensor | None, tokens: Tensor | None
+    ) -> Tensor | None:
+        """The position_ids that cu_seq_lens_q and its like say."""
+        unknown = [name for name in packing if name not in NAMES]
+        if unknown:
+            raise TypeError(
+                f"SynthesizerModel.forward() got an unexpected keyword argument '{unknown[0]}'"
+            )
+        if self.config.kind != "decoder" or tokens is None:
+            refuse_packed(packing)
+            return position_ids
+        return packed_positions(packing, position_ids, *tokens.shape[:2])
 
     def _encode(
         self,
@@ -196,6 +227,9 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             if mask is not None:
                 check_mask(mask, x.shape[0], memory.shape[1])
                 mask = _unless_all_real(mask)
+            for layer in self.decoder.layers:
+                if HOOK in vars(layer):
+                    refuse_offloaded(layer)  # its keys and values are made here, outside of it
             memories = [
                 remember(cache, index, layer.cross, memory, mask)
                 for index, layer in enumerate(self.decoder.layers)

@@ -1,7 +1,8 @@
 """SynthesizerConfig: every choice that makes a model, as Hugging Face keeps it."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -69,6 +70,7 @@ class SynthesizerConfig(PreTrainedConfig):
         "intermediate_size": "d_ff",
         "max_position_embeddings": "max_len",
     }
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})  # no code of others; TRL reads it
 
     vocab_size: int = 32_000
     kind: str | None = None

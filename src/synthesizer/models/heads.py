@@ -3,7 +3,8 @@
 They behave as any other Hugging Face model; importing this file registers the Auto classes.
 """
 
-from typing import ClassVar, TypedDict, Unpack
+from functools import partial
+from typing import ClassVar, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.generation import SynthesizerGeneration
+from synthesizer.models.layers import HOOK
 from synthesizer.models.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
-from synthesizer.models.packed import find_packing, packed_positions, refuse_packed
+from synthesizer.models.packed import find_packing, packed_positions
 from synthesizer.models.universal import ponder_loss
 
 IGNORED = -100
@@ -37,6 +39,12 @@ class Options(TypedDict, total=False):
 
     output_attentions: bool | None
     output_hidden_states: bool | None
+
+
+class CausalOptions(Options, total=False):
+    """Of these a Trainer must not see shift_labels as an argument: it would ask for them, too."""
+
+    shift_labels: Tensor | None
 
 
 class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, GenerationMixin):
@@ -50,6 +58,12 @@ class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, Generatio
         self.model = SynthesizerModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    def _logits(self, states: Tensor, kept: int) -> Tensor:
+        """Of the last `kept` states (B, T, D), or of all where it is 0: (B, T, vocabulary)."""
+        is_hooked = HOOK in vars(self.lm_head)  # its weight may be there only while it is called
+        head = self.lm_head if is_hooked else partial(linear, self.lm_head)
+        return cast(Tensor, head(states[:, -kept:]))
 
 
 class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
@@ -66,17 +80,17 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[CausalOptions],
     ) -> CausalLMOutput:
         """Labels are the inputs themselves: the model shifts them; -100 is not scored.
 
         shift_labels, already shifted, take their place where they are given. Rows may hold several
         sequences: position_ids that start again at 0, or cu_seq_lens_q, say where they begin.
         """
+        shift_labels = options.pop("shift_labels", None)
         tokens = inputs_embeds if input_ids is None else input_ids
         if tokens is not None and options:
             position_ids = packed_positions(options, position_ids, *tokens.shape[:2])
@@ -89,7 +103,7 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
             use_cache=use_cache,
             **options,
         )
-        logits = linear(self.lm_head, output.last_hidden_state[:, -logits_to_keep:])
+        logits = self._logits(output.last_hidden_state, logits_to_keep)
         loss = None
         if labels is not None and shift_labels is None:
             # the labels move, not the logits: cutting off their last row would copy them all
@@ -146,7 +160,6 @@ class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
         **options: Unpack[Options],
     ) -> ConditionalOutput:
         """Labels are the target tokens, last one eos; -100 is not scored."""
-        refuse_packed(options)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         output = self.model(
@@ -161,7 +174,7 @@ class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
             use_cache=use_cache,
             **options,
         )
-        logits = linear(self.lm_head, output.last_hidden_state[:, -logits_to_keep:])
+        logits = self._logits(output.last_hidden_state, logits_to_keep)
         loss = None
         if labels is not None:
             loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
@@ -205,7 +218,6 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **options: Unpack[Options],
     ) -> ClassifierOutput:
-        refuse_packed(options)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -19,12 +19,15 @@ from synthesizer.attention.layer import CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
+from synthesizer.errors import UserError
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import NONE, has_logits
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 NORM_POSITIONS = ("pre", "post")
+HOOK = "_hf_hook"
+"""What accelerate adds to a module whose weights it may keep on disk until the module is called."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,8 @@ class Layer(GradientCheckpointingLayer):
         memory_values: Tensor | None = None,
     ) -> LayerOutput:
         """Tensors with a gradient are arguments of their own: reentrant checkpoints need that."""
+        if HOOK in vars(self) or HOOK in vars(self.attention or self):
+            refuse_offloaded(self)
         x, weights = self._self_attention(x, context, cache, bias)
         cross_weights = None
         if self.cross is not None and memory_keys is not None and memory_values is not None:
@@ -335,6 +340,16 @@ class Stack(nn.Module):
         for layer in self.layers:
             if layer.attention is not None:
                 layer.attention.resize(max_len)
+
+
+def refuse_offloaded(layer: Layer) -> None:
+    """Attention reads weights of its parts without calling them: they must be in memory."""
+    if any(parameter.is_meta for parameter in layer.parameters()):
+        raise UserError(
+            "weights of a layer are offloaded, and its attention reads them together; load the "
+            "model without offloading, or (not an encoder-decoder) by accelerate's "
+            "load_checkpoint_and_dispatch(..., preload_module_classes=['Layer'])"
+        )
 
 
 def _draw_positions(table: Tensor) -> None:

@@ -118,6 +118,8 @@ def infer_recipe(
     unused = [column for column in sample[0].fields if column not in roles.values()]
     if named and unused:
         named += f"; not used: {', '.join(unused)}"
+        if task == "classification" and set(unused) & set(columns.texts):
+            named += " (if the label depends on two texts, join them in one column)"
     return Guess(
         task,
         tuple(f"{key}={json.dumps(value)}" for key, value in {**values, **sizes}.items()),
