@@ -221,5 +221,10 @@ def unit(metric: str) -> str:
 
 
 def checkpoints_of(total: int, steps: int) -> list[int]:
-    """The numbers of heads at which the curve is measured: none, then in equal steps to all."""
-    return sorted({round(step * total / steps) for step in range(steps + 1)})
+    """The numbers of heads at which the curve is measured: in equal steps from none to all.
+
+    The first step is halved down to one head, so that "no head" is said of one that was tried.
+    """
+    counts = {round(step * total / steps) for step in range(steps + 1)}
+    first = min(counts - {0})
+    return sorted(counts | {max(1, first >> halved) for halved in range(first.bit_length())})

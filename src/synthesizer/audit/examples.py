@@ -33,6 +33,7 @@ MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 IGNORED = -100
 _SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
 _BATCH_TOKENS = 4096
+_BATCH_LOGITS = 2**28  # of a language model: 1 GiB in float32
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,12 @@ def encode(
     if metric == "accuracy":
         targets = [_class_number(target, model.config) for target in targets]
     lengths = [len(row["input_ids"]) for row in rows]
+    most = min(_BATCH_TOKENS, _BATCH_LOGITS // known) if metric == "loss" else _BATCH_TOKENS
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     batches: list[tuple[list[int], dict[str, Tensor]]] = []
     chosen: list[int] = []
     for place in order:
-        if chosen and lengths[place] * (len(chosen) + 1) > _BATCH_TOKENS:
+        if chosen and lengths[place] * (len(chosen) + 1) > most:
             batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
             chosen = []
         chosen.append(place)
@@ -356,12 +358,13 @@ def _token_losses(
     output: Any, inputs: dict[str, Tensor], *, causal: bool  # noqa: ANN401
 ) -> Tensor:  # fmt: skip
     """(B, 2): the summed loss of an example's tokens, and how many they are."""
-    logits, labels = output.logits, inputs["labels"]
-    if causal:
-        logits, labels = logits[:, :-1], labels[:, 1:]  # the next token
+    labels = inputs["labels"]
+    if causal:  # labels move to their queries, not logits: cutting these would copy them all
+        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none"
-    )
+        output.logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED,
+        reduction="none",
+    ).view_as(labels)  # fmt: skip
     return torch.stack([losses.sum(1), (labels != IGNORED).sum(1).float()], 1)
 
 
