@@ -1,7 +1,9 @@
-"""Tiny random models of five architectures whose attention goes through transformers' interface."""
+"""Tiny random models of seven architectures that go through transformers' attention interface."""
 
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
     Gemma2Config,
@@ -67,6 +69,17 @@ def t5():
     )  # fmt: skip
 
 
+def bart():
+    return BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=VOCAB, d_model=24, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=20,
+            decoder_ffn_dim=20, max_position_embeddings=16, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None, dropout=0.0,
+        )
+    )  # fmt: skip
+
+
 def vit():
     return ViTForImageClassification(
         ViTConfig(
@@ -76,7 +89,10 @@ def vit():
     )  # fmt: skip
 
 
-MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "gemma": gemma, "t5": t5, "vit": vit}
+MODELS = {
+    "bert": bert, "gpt2": gpt2, "llama": llama, "gemma": gemma, "t5": t5, "bart": bart, "vit": vit,
+}  # fmt: skip
+ENCODER_DECODERS = ("t5", "bart")
 
 
 def build(name, seed=0):
@@ -99,6 +115,6 @@ def inputs(name, *, padded=True):
     batch = {"input_ids": ids}
     if padded:
         batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
-    if name == "t5":
+    if name in ENCODER_DECODERS:
         batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))
     return batch

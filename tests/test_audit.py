@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ from pretrained import VOCAB, build, inputs
 from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
-from synthesizer.audit.cost import Point, most_heads, sentence
-from synthesizer.audit.examples import Example, encode, read_examples, run, tuning_rows
+from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence
+from synthesizer.audit.encode import encode, tuning_rows
+from synthesizer.audit.examples import Example, _token_losses, read_examples, run
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
 from synthesizer.audit.run import Asked, audit
@@ -115,7 +117,7 @@ def measured(home, metric, out, **more):
 def test_an_audit_ranks_all_heads_and_measures_the_curve(home, tmp_path, metric):
     record = measured(home, metric, tmp_path)
     assert sorted(map(tuple, record["order"])) == [(la, h) for la in range(2) for h in range(3)]
-    assert [point["replaced"] for point in record["curve"]] == [0, 2, 4, 6]
+    assert [point["replaced"] for point in record["curve"]] == [0, 1, 2, 4, 6]
     assert record["curve"][0]["cost"] == record["curve"][0]["high"] == 0
     assert all(point["low"] <= point["cost"] <= point["high"] for point in record["curve"])
     assert metric == "accuracy" or record["curve"][-1]["value"] != record["value"]
@@ -151,7 +153,7 @@ def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric,
         rows = random.Random(0).sample(rows, len(rows))
     judge = encode(rows[20:], metric, model, load_tokenizer(str(tmp_path / "model")), 12)
     value = judge.value(run(model, judge).statistics.sum(0))
-    assert value == pytest.approx(record["curve"][2]["value"], rel=1e-4)
+    assert value == pytest.approx(record["curve"][3]["value"], rel=1e-4)
     replaced = model.config.replaced
     assert sum(len(facts["heads"]) for facts in replaced.values()) == 4
     card = (tmp_path / "model" / "README.md").read_text()
@@ -219,6 +221,39 @@ def test_the_walk_ends_at_the_first_point_that_may_lose_too_much():
         "(measured 0.1, interval 0 to 0.3)."
     )
     assert sentence(points[0], 6, 1.0, "accuracy").startswith("No head can be shown to be a table")
+
+
+def test_the_first_step_of_the_curve_is_halved_down_to_one_head():
+    """So that "no head can be shown to be a table" is said of one head, not of twelve."""
+    assert checkpoints_of(72, 6) == [0, 1, 3, 6, 12, 24, 36, 48, 60, 72]
+    assert checkpoints_of(8, 12) == list(range(9))
+    assert checkpoints_of(1, 4) == [0, 1]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_loss_of_an_example_is_that_of_a_loop_over_its_labels(causal):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    labels[0, 3:] = labels[1, 0] = -100
+    found = _token_losses(SimpleNamespace(logits=logits), {"labels": labels}, causal=causal)
+    for example in range(2):
+        losses = [
+            -logits[example, at - causal].log_softmax(-1)[label].item()
+            for at, label in enumerate(labels[example].tolist())
+            if label != -100 and at >= causal
+        ]
+        assert found[example].tolist() == pytest.approx([sum(losses), len(losses)])
+
+
+def test_a_large_vocabulary_has_smaller_batches(monkeypatch):
+    """Logits of 4,096 tokens and 262,144 words would take 4 GiB."""
+    model, rows = build("bert"), [Example((text,)) for text in sentences(20)]
+    monkeypatch.setattr("synthesizer.audit.encode._BATCH_LOGITS", 24 * VOCAB)
+    for metric, least in (("loss", 5), ("agreement", 1)):
+        batches = encode(rows, metric, model, tokenizer(), 12).batches
+        assert len(batches) >= least
+        assert metric != "loss" or max(b["input_ids"].numel() for _, b in batches) <= 24
+        assert sorted(place for chosen, _ in batches for place in chosen) == list(range(20))
 
 
 def test_tuning_brings_outputs_nearer(home, tmp_path):

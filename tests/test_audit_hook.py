@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import MPNetConfig, MPNetModel
 
-from pretrained import MODELS, build, inputs
+from pretrained import ENCODER_DECODERS, MODELS, build, inputs
 from synthesizer.audit.hook import Hook
 from synthesizer.errors import UserError
 from synthesizer.models.tables import HeadTables
@@ -41,11 +41,12 @@ def test_only_self_attention_is_found(name):
     model = build(name)
     with Hook(model) as hook:
         layers = hook.discover(inputs(name))
-    causal = {"bert": [0, 0], "vit": [0, 0], "t5": [0, 0, 1, 1]}.get(name, [1, 1])
+    both = {key: [0, 0, 1, 1] for key in ENCODER_DECODERS}
+    causal = {"bert": [0, 0], "vit": [0, 0], **both}.get(name, [1, 1])
     assert [layer.causal for layer in layers] == [bool(c) for c in causal]
     heads = {"llama": (4, 2), "gemma": (3, 1)}.get(name, (3, 3))
     assert {(layer.num_heads, layer.num_key_heads) for layer in layers} == {heads}
-    assert not any("EncDec" in layer.name for layer in layers)
+    assert not any("EncDec" in layer.name or "encoder_attn" in layer.name for layer in layers)
 
 
 def naive_output(tables, values, visible, causal):

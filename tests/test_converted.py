@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from pretrained import MODELS, build, inputs
+from pretrained import ENCODER_DECODERS, MODELS, build, inputs
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
 from synthesizer.errors import UserError
@@ -80,12 +80,13 @@ def test_saved_equals_loaded(name, tmp_path):
     assert any(".tables." in key for key in base.state_dict())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", *ENCODER_DECODERS])
 @pytest.mark.parametrize("heads", ["most", "a whole layer"])
 def test_cached_decoding_equals_uncached(name, heads):
     _, _, converted, batch = pair(name, some[heads])
     ids = batch["input_ids"]
-    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7]) if name != "t5" else batch["attention_mask"]
+    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
+    left = batch["attention_mask"] if name in ENCODER_DECODERS else left
     options = {"attention_mask": left, "max_new_tokens": 6, "do_sample": False, "num_beams": 1}
     options["eos_token_id"] = None
     with torch.no_grad():

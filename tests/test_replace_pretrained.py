@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
 import synthesizer.models  # noqa: F401  registers how
-from pretrained import MODELS, build, inputs
+from pretrained import ENCODER_DECODERS, MODELS, build, inputs
 from synthesizer import replace_attention
 from synthesizer.errors import UserError
 
@@ -14,7 +14,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 def real(name, batch, logits):
     mask = batch.get("attention_mask")
-    return logits if mask is None or name == "t5" else logits[mask.bool()]
+    return logits if mask is None or name in ENCODER_DECODERS else logits[mask.bool()]
 
 
 @every_model
@@ -25,7 +25,7 @@ def test_a_mixture_with_dot_starts_exactly_at_the_old_function(name, spec):
         before = model(**batch).logits
         names = replace_attention(model, spec, max_len=16)
         after = model(**batch).logits
-    assert len(names) == (4 if name == "t5" else 2)
+    assert len(names) == (4 if name in ENCODER_DECODERS else 2)
     assert not any("EncDec" in found for found in names)
     torch.testing.assert_close(
         real(name, batch, after), real(name, batch, before), rtol=1e-4, atol=1e-5
@@ -53,7 +53,7 @@ def test_it_trains_saves_and_loads(name, spec, tmp_path):
     assert facts["spec"] == spec
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", *ENCODER_DECODERS])
 @pytest.mark.parametrize("spec", ["random", "relative+dot", "dense+dot"])
 def test_cached_decoding_equals_uncached(name, spec):
     model, batch = build(name), inputs(name)
@@ -62,13 +62,17 @@ def test_cached_decoding_equals_uncached(name, spec):
         for key, parameter in model.named_parameters():
             if ".synthesized." in key:
                 parameter.normal_()
-    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7]) if name != "t5" else batch["attention_mask"]
+    left = (
+        torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
+        if name not in ENCODER_DECODERS
+        else batch["attention_mask"]
+    )
     options = {"attention_mask": left, "max_new_tokens": 6, "do_sample": False, "num_beams": 1}
     options["eos_token_id"] = None
     cached = model.generate(batch["input_ids"], use_cache=True, **options)
     assert torch.equal(cached, model.generate(batch["input_ids"], use_cache=False, **options))
     alone = model.generate(
-        batch["input_ids"][:1, 2:] if name != "t5" else batch["input_ids"][:1, :5],
+        batch["input_ids"][:1, 2:] if name not in ENCODER_DECODERS else batch["input_ids"][:1, :5],
         max_new_tokens=6, do_sample=False, eos_token_id=None,
     )  # fmt: skip
     assert torch.equal(alone[0, -6:], cached[0, -6:])

@@ -11,7 +11,8 @@ import torch
 import browser
 from pretrained import build
 from synthesizer.audit.convert import Asked, convert
-from synthesizer.audit.examples import Example, encode
+from synthesizer.audit.encode import encode
+from synthesizer.audit.examples import Example
 from synthesizer.audit.load import load_model, load_tokenizer
 from synthesizer.audit.run import Asked as AskedToAudit
 from synthesizer.audit.run import audit

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.cost import Point, Say, most_heads
-from synthesizer.audit.examples import read_examples, tuning_rows
-from synthesizer.audit.hook import Layer
-from synthesizer.audit.load import load_model, load_tokenizer, run_of
+from synthesizer.audit.encode import tuning_rows
+from synthesizer.audit.examples import read_examples
+from synthesizer.audit.hook import Layer, tables_before
+from synthesizer.audit.load import load_model, load_tokenizer, reads_targets, run_of, settle_padding
 from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
@@ -26,6 +27,7 @@ from synthesizer.models.converted import (
     converted_config,
     converted_model,
     narrowed_state,
+    replaced_before,
 )
 from synthesizer.models.table_heads import is_own, with_tables
 from synthesizer.models.tables import HeadTables
@@ -54,12 +56,14 @@ def build_converted(
         return with_tables(model, by_name, share=share)
     base = model.base_model
     prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
-    replaced: dict[str, dict[str, Any]] = {}
+    before, replaced = replaced_before(model), dict[str, dict[str, Any]]()
     state = dict(model.state_dict())
-    for place, table in sorted(tables.items()):
+    for place, new in sorted(tables.items()):
         layer = layers[place]
         name = layer.name.removeprefix(prefix)
-        check_convertible(base.get_submodule(name))
+        attention: Any = base.get_submodule(name)
+        check_convertible(attention)
+        table = attention.tables.joined(new) if name in before else new
         replaced[name] = {
             "heads": list(table.heads),
             "num_heads": layer.num_heads,
@@ -70,10 +74,10 @@ def build_converted(
         }
         for key, value in table.state_dict().items():
             state[f"{layer.name}.tables.{key}"] = value
-    state = narrowed_state(state, prefix, replaced)
+    state = narrowed_state(state, prefix, replaced, before)
     facts = copy.deepcopy(model.config).to_dict()
-    original = facts.pop("model_type")
-    facts |= {"original_model_type": original, "replaced": replaced}
+    facts.setdefault("original_model_type", facts.pop("model_type"))
+    facts["replaced"] = {**before, **replaced}
     own: Any = type(model.config)
     config = converted_config(own).from_dict(facts)
     converted = converted_model(type(model))(config)
@@ -112,6 +116,7 @@ def convert(asked: Asked, say: Say) -> int:
         load_model(record["model"], record["metric"]),
         load_tokenizer(record["model"]),
     )
+    settle_padding(model, tokenizer)
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(asked.audit, record, record["order"][:count])
     try:
@@ -139,15 +144,13 @@ def _tuning_rows(
     asked: Asked, record: dict[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, list[int]]]:
     """The texts to tune on, encoded: the user's or, where a run was audited, its train split."""
-    if model.config.is_encoder_decoder:
-        raise UserError("--tune works on encoders and decoders, not on an encoder-decoder")
     if asked.texts is not None:
-        examples = read_examples(asked.texts, "agreement")
+        examples = read_examples(asked.texts, "loss" if reads_targets(model) else "agreement")
         return tuning_rows(examples, model, tokenizer, record["max_len"])
     run = run_of(record["model"])
     if run is None:
         raise UserError("--tune needs texts to tune on; name a file with --texts")
-    return RunData(run, record["metric"]).rows()
+    return RunData(run, record["metric"]).rows(model)
 
 
 def read_tables(
@@ -185,7 +188,10 @@ def _count(asked: Asked, record: dict[str, Any]) -> int:
         raise UserError("give either --heads N or --keep SHARE, to say how many heads to replace")
     if asked.heads is not None:
         if not 1 <= asked.heads <= total:
-            raise UserError(f"--heads is {asked.heads}; the model has {total}: give 1 to {total}")
+            more = " that are dot products" if _tables_before(record) else ""
+            raise UserError(
+                f"--heads is {asked.heads}; the model has {total}{more}: give 1 to {total}"
+            )
         return asked.heads
     keep = float(asked.keep or 0)
     if not 0 < keep < 1:
@@ -198,6 +204,10 @@ def _count(asked: Asked, record: dict[str, Any]) -> int:
             "or --heads N"
         )
     return best.replaced
+
+
+def _tables_before(record: dict[str, Any]) -> int:
+    return tables_before([Layer(**layer) for layer in record["layers"]])
 
 
 def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | None) -> str:
@@ -232,11 +242,13 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     by = "distance" if record["table"] == "relative" else "position"
     architecture = str(record.get("architecture", ""))
     auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
+    before = _tables_before(record)
+    heads = f"{before + count} of {before + len(record['order'])}"
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
     return f"""---
 {front}
 ---
-# {plain(base)}, {count} of {len(record["order"])} heads as tables
+# {plain(base)}, {heads} heads as tables
 
 In the heads that `config.json` names under `{where}`, attention is a learned table by {by}:
 they have no query and no key projection. {said}

@@ -6,6 +6,7 @@ examples, the same ones for both models, so that what is hard for both cancels.
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from synthesizer.models.tables import HeadTables
 Head = tuple[int, int]  # layer, head
 Say = Callable[[str], None]
 RESAMPLES = 2000
+SAID_EVERY = 60  # seconds
 LEVEL = 0.05  # the chance that a bound is passed, at each end
 _NORMAL = 1.6449  # its quantile
 
@@ -61,9 +63,7 @@ class Auditor:
     def __init__(self, hook: Hook, averages: Sequence[Average], kind: str) -> None:
         self.hook = hook
         self.heads: list[Head] = [
-            (place, head)
-            for place, layer in enumerate(hook.layers)
-            for head in range(layer.num_heads)
+            (place, head) for place, layer in enumerate(hook.layers) for head in layer.dots
         ]
         self._whole = [average.tables(kind) for average in averages]
 
@@ -82,14 +82,19 @@ class Auditor:
         finally:
             self.hook.tables = {}
 
-    def costs(self, examples: Examples, replaced: Sequence[Head] = ()) -> list[HeadCost]:
+    def costs(
+        self, examples: Examples, replaced: Sequence[Head] = (), *, say: Say
+    ) -> list[HeadCost]:
         """What each head not yet replaced costs beyond those that are, cheapest first."""
         original = self.outcome((), examples)
         base = self.outcome(replaced, examples) if replaced else original
-        found = []
-        for head in self.heads:
-            if head in replaced:
-                continue
+        found: list[HeadCost] = []
+        heads = [head for head in self.heads if head not in replaced]
+        begun = said = time.monotonic()
+        for head in heads:
+            if found and (now := time.monotonic()) - said > SAID_EVERY:
+                said, left = now, (now - begun) / len(found) * (len(heads) - len(found))
+                say(f"{len(found)} of {len(heads)} heads measured, {left / 60:.0f} minutes to go")
             outcome = self.outcome([*replaced, head], examples)
             moved = outcome.moved_from(original, examples.metric)
             center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
@@ -110,7 +115,7 @@ class Auditor:
             if len(order) >= len(self.heads):
                 break
             say(f"{len(order)} of {len(self.heads)} heads ranked; measuring the others again")
-            ranked = self.costs(examples, order)
+            ranked = self.costs(examples, order, say=say)
         return order
 
     def curve(
@@ -197,16 +202,19 @@ def most_heads(points: Sequence[Point], margin: float) -> Point:
     return best
 
 
-def sentence(point: Point, total: int, margin: float, metric: str) -> str:
-    """The answer, in words."""
+def sentence(point: Point, total: int, margin: float, metric: str, before: int = 0) -> str:
+    """The answer, in words; `before` heads were tables when the audit began."""
+    start = f" Of the model as it is: {before} of its heads are tables already." if before else ""
     if not point.replaced:
         return (
             f"No head can be shown to be a table at a loss of at most {margin:.3g} {unit(metric)}: "
-            "measure on more examples, or allow more with a smaller --keep."
+            f"measure on more examples, or allow more with a smaller --keep.{start}"
         )
+    which = "further heads" if before else "heads"
     return (
-        f"{point.replaced} of {total} heads can be tables at a loss of at most {margin:.3g} "
+        f"{point.replaced} of {total} {which} can be tables at a loss of at most {margin:.3g} "
         f"{unit(metric)} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
+        f"{start}"
     )
 
 
@@ -221,5 +229,10 @@ def unit(metric: str) -> str:
 
 
 def checkpoints_of(total: int, steps: int) -> list[int]:
-    """The numbers of heads at which the curve is measured: none, then in equal steps to all."""
-    return sorted({round(step * total / steps) for step in range(steps + 1)})
+    """The numbers of heads at which the curve is measured: in equal steps from none to all.
+
+    The first step is halved down to one head, so that "no head" is said of one that was tried.
+    """
+    counts = {round(step * total / steps) for step in range(steps + 1)}
+    first = min(counts - {0})
+    return sorted(counts | {max(1, first >> halved) for halved in range(first.bit_length())})

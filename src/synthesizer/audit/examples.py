@@ -1,4 +1,4 @@
-"""The user's rows as batches of a pretrained model, and what the model makes of them.
+"""The user's rows, and what a pretrained model makes of them.
 
 metric      rows                      what is measured per example
 loss        texts, or pairs for an    the model's own loss: masked, next or answer token, in
@@ -8,7 +8,6 @@ spearman    pairs and a score         cosine of the mean embeddings, ranked as t
 agreement   texts                     cosine of the output and the original's, in percent
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,21 +18,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
+from synthesizer.audit.load import decoder_start, is_causal, reads_targets
 from synthesizer.data.columns import NAMES
 from synthesizer.data.files import File, Row
 from synthesizer.data.sources import data_folder
 from synthesizer.errors import UserError
 from synthesizer.metrics.correlation import correlation_from_statistics, spearman_statistics
 from synthesizer.metrics.per_example import Statistics, Total, percent_from_statistics
-from synthesizer.models.table_heads import is_own
 
 METRICS = ("loss", "accuracy", "spearman", "agreement")
-MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 IGNORED = -100
 _SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
-_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Examples:
         """One batch whose encoder and decoder lengths differ."""
         (_, inputs), width = self.batches[-1], self.batches[-1][1]["input_ids"].shape[1]
         if "labels" in inputs and inputs["labels"].shape[1] == width and width > 1:
-            inputs = inputs | {"labels": inputs["labels"][:, 1:]}
+            inputs = inputs | {"labels": inputs["labels"][:, 1:].contiguous()}
         return _readable(model, inputs)
 
     def value(self, total: Total) -> float:
@@ -114,6 +111,8 @@ def read_examples(path: Path, metric: str) -> list[Example]:
     local = data_folder()
     if not path.exists() and local is not None and (local / path).exists():
         path = local / path
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a file of texts")
     rows = [row for row in File(path).rows(None) if not row.fault]
     if not rows:
         raise UserError(f"{path} holds no rows; expected texts, one a line or row")
@@ -128,6 +127,13 @@ def read_examples(path: Path, metric: str) -> list[Example]:
 def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], str]:
     """The columns of texts, and of what is right."""
     names = list(rows[0].fields)
+    if metric == "loss":  # a column named target is a text here, and no label
+        sides = [
+            next((name for name in names if name.lower() in NAMES[side]), "")
+            for side in ("source", "target")
+        ]
+        if all(sides):
+            return sides, ""
     known = _SCORE_NAMES if metric == "spearman" else NAMES["label"]
     target = next((name for name in names if name.lower() in known), "")
     texts = [
@@ -135,7 +141,7 @@ def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], s
         for name in names
         if name != target
         and all(isinstance(row.fields.get(name), str) for row in rows)
-        and not all(_is_number(row.fields[name]) for row in rows)
+        and not all(is_number(row.fields[name]) for row in rows)
     ]
     if metric in ("accuracy", "spearman") and not target:
         raise UserError(
@@ -151,7 +157,8 @@ def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], s
     return texts[:2], target
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -159,179 +166,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def encode(
-    examples: Sequence[Example],
-    metric: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-    limit: int | None = None,
-) -> Examples:
-    """Tokens in batches of similar length; of windows and of rows, the first `limit`."""
-    if metric == "loss" and _is_causal(model):
-        rows, num_cut = _windows(examples, model, tokenizer, max_len, limit), 0
-        examples = [Example((tokenizer.decode(row["input_ids"]),)) for row in rows]
-    else:
-        examples = examples[:limit]
-        rows, num_cut = _rows(examples, metric, model, tokenizer, max_len)
-    if not rows:
-        raise _too_short(max_len)
-    largest = max(max(row["input_ids"], default=0) for row in rows)
-    known = getattr(model.get_input_embeddings(), "num_embeddings", largest + 1)
-    if largest >= known:
-        raise UserError(
-            f"the tokenizer gives token {largest} and the model has embeddings for {known}; put "
-            "the tokenizer that belongs to the model into its folder"
-        )
-    targets = [example.target for example in examples]
-    if metric == "accuracy":
-        targets = [_class_number(target, model.config) for target in targets]
-    lengths = [len(row["input_ids"]) for row in rows]
-    order = sorted(range(len(rows)), key=lengths.__getitem__)
-    batches: list[tuple[list[int], dict[str, Tensor]]] = []
-    chosen: list[int] = []
-    for place in order:
-        if chosen and lengths[place] * (len(chosen) + 1) > _BATCH_TOKENS:
-            batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
-            chosen = []
-        chosen.append(place)
-    batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
-    return Examples(metric, batches, targets, num_cut, [example.texts for example in examples])
-
-
-def tuning_rows(
-    examples: Sequence[Example],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-) -> list[dict[str, list[int]]]:
-    """Every text as a row of its own, cut at max_len; of a causal language model, windows."""
-    alone = [Example((text,)) for example in examples for text in example.texts]
-    if not _is_causal(model):
-        return _rows(alone, "agreement", model, tokenizer, max_len)[0]
-    windows = _windows(alone, model, tokenizer, max_len, None)
-    if not windows:
-        raise _too_short(max_len)
-    return [{"input_ids": row["input_ids"]} for row in windows]
-
-
-def _too_short(max_len: int) -> UserError:
-    return UserError(
-        f"the texts are shorter than one window of {max_len} tokens; give more text, or a "
-        "smaller --max-len"
-    )
-
-
-def _is_causal(model: PreTrainedModel) -> bool:
-    name = type(model).__name__
-    return name.endswith(("ForCausalLM", "LMHeadModel"))
-
-
-def _windows(
-    examples: Sequence[Example],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-    limit: int | None,
-) -> list[dict[str, list[int]]]:
-    """One stream of all texts, cut into windows that each begin as the model's texts do."""
-    first = model.config.bos_token_id if is_own(model) else tokenizer.bos_token_id
-    start = [] if first is None else [first]
-    stream: list[int] = []
-    for example in examples:
-        if limit is not None and len(stream) >= limit * max_len:
-            break
-        text = example.texts[0] if example.texts[0].endswith("\n") else example.texts[0] + "\n"
-        stream += tokenizer(text, add_special_tokens=False)["input_ids"]
-    size = max_len - len(start)
-    cuts = range(0, len(stream) - size + 1, size)[:limit]
-    return [
-        {"input_ids": ids, "labels": ids} for ids in (start + stream[c : c + size] for c in cuts)
-    ]
-
-
-def _rows(
-    examples: Sequence[Example],
-    metric: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-) -> tuple[list[dict[str, list[int]]], int]:
-    """One row per text; the two texts of a pair to be compared are rows of their own."""
-    if metric == "spearman":
-        parts: list[tuple[str, ...]] = [(text,) for ex in examples for text in ex.texts]
-    elif model.config.is_encoder_decoder:
-        parts = [example.texts[:1] for example in examples]
-    else:
-        parts = [example.texts for example in examples]
-    full = [tokenizer(*part, return_special_tokens_mask=True) for part in parts]
-    num_cut = sum(len(row["input_ids"]) > max_len for row in full)
-    rows: list[dict[str, list[int]]] = []
-    for place, (part, row) in enumerate(zip(parts, full, strict=True)):
-        kept = row
-        if len(row["input_ids"]) > max_len:
-            kept = tokenizer(
-                *part, return_special_tokens_mask=True, truncation=True, max_length=max_len
-            )
-        special = kept.pop("special_tokens_mask")
-        rows.append(dict(kept))
-        if metric == "loss" and model.config.is_encoder_decoder:
-            target = examples[place].texts[-1]
-            answer = tokenizer(text_target=target, truncation=True, max_length=max_len)
-            rows[-1]["labels"] = answer["input_ids"]
-        elif metric == "loss":
-            rows[-1] |= _masked(rows[-1]["input_ids"], special, tokenizer, place)
-    return rows, num_cut
-
-
-def _masked(
-    ids: list[int], special: list[int], tokenizer: PreTrainedTokenizerBase, seed: int
-) -> dict[str, list[int]]:
-    """Hide a fixed random share of a text's tokens."""
-    if tokenizer.mask_token_id is None:
-        raise UserError(
-            "--metric loss needs a language model, and this model's tokenizer has no mask token; "
-            "choose --metric agreement, or accuracy or spearman with a column that is right"
-        )
-    plain = [place for place, is_special in enumerate(special) if not is_special]
-    count = max(1, round(MASKED_SHARE * len(plain)))
-    hidden = set(random.Random(seed).sample(plain, min(count, len(plain))))
-    return {
-        "input_ids": [tokenizer.mask_token_id if i in hidden else t for i, t in enumerate(ids)],
-        "labels": [t if i in hidden else IGNORED for i, t in enumerate(ids)],
-    }
-
-
-def pad(rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
-    """One batch of rows, padded on the right."""
-    fill = {"input_ids": tokenizer.pad_token_id or 0, "labels": IGNORED}
-    for row in rows:
-        row.setdefault("attention_mask", [1] * len(row["input_ids"]))
-    batch = {}
-    for key in rows[0]:
-        longest = max(len(row[key]) for row in rows)
-        padded = [row[key] + [fill.get(key, 0)] * (longest - len(row[key])) for row in rows]
-        batch[key] = torch.tensor(padded)
-    return batch
-
-
-def _class_number(target: Any, config: Any) -> int:  # noqa: ANN401
-    """The model's number of a label, by its name or as it is."""
-    if str(target) in config.label2id:
-        return int(config.label2id[str(target)])
-    if _is_number(str(target)) and 0 <= int(float(target)) < config.num_labels:
-        return int(float(target))
-    raise UserError(
-        f"label {target!r} is none of the model's {config.num_labels} classes "
-        f"({', '.join(list(config.label2id)[:5])}, ...); use its names or numbers"
-    )
-
-
 @torch.no_grad()
 def run(model: PreTrainedModel, examples: Examples) -> Outcome:
     """Let the model read every example."""
     read: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
-        "loss": partial(_token_losses, causal=_is_causal(model)),
+        "loss": partial(_token_losses, causal=is_causal(model)),
         "accuracy": lambda output, _: output.logits,
     }
     parts: dict[int, Tensor] = {}
@@ -344,25 +183,25 @@ def run(model: PreTrainedModel, examples: Examples) -> Outcome:
 
 def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs of a forward pass: an encoder-decoder needs tokens on both sides."""
-    if not model.config.is_encoder_decoder:
+    if not reads_targets(model):
         return {key: value for key, value in inputs.items() if key != "labels"}
     if "labels" in inputs:
         return inputs
-    start = model.config.decoder_start_token_id
-    first = inputs["input_ids"].new_full((len(inputs["input_ids"]), 1), start)
-    return inputs | {"decoder_input_ids": first}
+    shape = len(inputs["input_ids"]), 1
+    return inputs | {"decoder_input_ids": inputs["input_ids"].new_full(shape, decoder_start(model))}
 
 
 def _token_losses(
     output: Any, inputs: dict[str, Tensor], *, causal: bool  # noqa: ANN401
 ) -> Tensor:  # fmt: skip
     """(B, 2): the summed loss of an example's tokens, and how many they are."""
-    logits, labels = output.logits, inputs["labels"]
-    if causal:
-        logits, labels = logits[:, :-1], labels[:, 1:]  # the next token
+    labels = inputs["labels"]
+    if causal:  # labels move to their queries, not logits: cutting these would copy them all
+        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none"
-    )
+        output.logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED,
+        reduction="none",
+    ).view_as(labels)  # fmt: skip
     return torch.stack([losses.sum(1), (labels != IGNORED).sum(1).float()], 1)
 
 
@@ -382,7 +221,7 @@ def _statistics(outputs: Tensor, examples: Examples) -> Statistics:
     if examples.metric == "spearman":
         first, second = outputs[0::2], outputs[1::2]
         cosines = torch.cosine_similarity(first, second).tolist()
-        return spearman_statistics(cosines, [float(target) for target in examples.targets])
+        return spearman_statistics(cosines, examples.targets)
     if examples.metric == "accuracy":
         right = outputs.argmax(-1) == torch.tensor(examples.targets)
         return np.column_stack([right.double().numpy(), np.ones(len(right))])

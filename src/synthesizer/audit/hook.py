@@ -14,8 +14,8 @@ This package's own models compute attention in modules of their own, which are o
 those whose heads are dot products. Where nothing is observed or replaced, they run as ever.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from synthesizer.errors import UserError
-from synthesizer.models.interface import own_attention, require_interface
-from synthesizer.models.table_heads import dot_layers, is_own, open_attention
+from synthesizer.models.interface import (
+    attend,
+    converted_weights,
+    own_attention,
+    require_interface,
+)
+from synthesizer.models.replace import is_cross
+from synthesizer.models.table_heads import dot_layers, is_own, open_attention, other_heads
 from synthesizer.models.tables import HeadTables
 
 NAME = "synthesizer_audit"
@@ -44,6 +50,17 @@ class Layer:
     d_head: int
     causal: bool
     window: int | None
+    tables: list[int] = field(default_factory=list)  # heads that a conversion replaced before
+
+    @property
+    def dots(self) -> list[int]:
+        """The heads that attend by a dot product."""
+        return [head for head in range(self.num_heads) if head not in self.tables]
+
+
+def tables_before(layers: Sequence[Layer]) -> int:
+    """How many heads were tables before anything was replaced."""
+    return sum(len(layer.tables) for layer in layers)
 
 
 class Hook:
@@ -84,9 +101,10 @@ class Hook:
 
     @torch.no_grad()
     def discover(self, inputs: Mapping[str, Any]) -> list[Layer]:
-        """List the self-attention calls of a pass; encoder and decoder lengths must differ.
+        """List the self-attention calls of a pass.
 
-        Cross-attention is recognized by its keys, which are not as many as its queries.
+        Cross-attention is recognized by its name, or by keys that are not as many as its queries:
+        let encoder and decoder lengths differ where they can.
         """
         self._found = []
         self.model(**inputs)
@@ -97,6 +115,11 @@ class Hook:
             raise UserError(
                 f"{type(self.model).__name__} did no self-attention through transformers' "
                 "attention interface; audit a model that does, such as BERT, GPT-2, Llama or T5"
+            )
+        if not any(layer.dots for layer in self.layers):
+            raise UserError(
+                f"all {tables_before(self.layers)} heads of the model are tables already; audit "
+                "one that has dot products left"
             )
         return self.layers
 
@@ -116,20 +139,33 @@ class Hook:
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The model's own attention, then what is replaced in it."""
         call, self._calls = self._calls, self._calls + 1
-        output, weights = own_attention(module)(module, query, key, value, mask, **options)
+        output, weights = self._plain(module, query, key, value, mask, options)
         if self._found is not None:
-            same = query.shape[2] == key.shape[2]
-            causal = not bool(_visible(mask, query, key).triu(1).any())  # nothing sees ahead
-            self._found.append(self._describe(call, module, query, key, causal) if same else None)
+            self._found.append(self._describe(call, module, query, key, value, mask))
         layer = self._index.get(call)
         if layer is None:
             return output, weights
         visible = _visible(mask, query, key)
         if self.observe is not None:
+            if hasattr(module, "tables"):
+                causal = self.layers[layer].causal
+                weights = converted_weights(
+                    module, query, key, visible, causal=causal, options=options
+                )
             self.observe(layer, weights, visible)
         if layer not in self.tables:
             return output, weights
-        return self._replace(layer, output, value, visible, query.shape[1]), weights
+        return self._replace(layer, output, value, visible, output.shape[2]), weights
+
+    def _plain(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Any]:  # fmt: skip
+        """What the model itself does; what a conversion changed attends by its own function."""
+        if hasattr(module, "tables") or hasattr(module, "synthesized"):
+            visible = None if mask is None else _visible(mask, query, key)
+            return attend(module, query, key, value, visible, **options)
+        return own_attention(module)(module, query, key, value, mask, **options)
 
     def _attend_own(
         self, name: str, module: Any, x: Tensor, **inputs: Any,  # noqa: ANN401
@@ -138,7 +174,7 @@ class Hook:
         call, self._calls = self._calls, self._calls + 1
         if self._found is not None:
             heads, d_head = module.size.num_heads, module.size.d_head
-            facts = (heads, heads, d_head, module.causal, module.window)
+            facts = (heads, heads, d_head, module.causal, module.window, other_heads(module))
             self._found.append(Layer(call, name, *facts))
         layer = self._index.get(call)
         if layer is None or (self.observe is None and layer not in self.tables):
@@ -165,11 +201,23 @@ class Hook:
         return output.index_copy(2, heads, replaced.transpose(1, 2).to(output.dtype))
 
     def _describe(
-        self, call: int, module: nn.Module, query: Tensor, key: Tensor, causal: bool
-    ) -> Layer:
+        self, call: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        mask: Tensor | None,
+    ) -> Layer | None:  # fmt: skip
+        """What a call of attention is; None where it reads a memory, or logits are synthesized."""
         name = next((name for name, m in self.model.named_modules() if m is module), "")
+        apart = query.shape[2] != key.shape[2] or is_cross(name, module)
+        if apart or hasattr(module, "synthesized"):
+            return None
+        causal = not bool(_visible(mask, query, key).triu(1).any())  # nothing sees ahead
         window = getattr(module, "sliding_window", None)
-        return Layer(call, name, query.shape[1], key.shape[1], query.shape[3], causal, window)
+        before: Any = getattr(module, "tables", None)
+        num_heads, replaced = query.shape[1], [] if before is None else list(before.heads)
+        if before is not None:
+            num_heads = len(module.dot_heads) + len(replaced)  # type: ignore[arg-type]
+        return Layer(
+            call, name, num_heads, value.shape[1], query.shape[3], causal, window, replaced
+        )
 
     def _restart(self, *_: object) -> None:
         self._calls = 0

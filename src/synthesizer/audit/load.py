@@ -15,8 +15,15 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
 from synthesizer.models import MODELS, SynthesizerModel
+from synthesizer.models.converted import (
+    MODEL_TYPE,
+    Converted,
+    converted_model,
+    replaced_before,
+)
 from synthesizer.models.interface import require_interface
 from synthesizer.models.table_heads import dot_layers, is_own
+from synthesizer.models.tables import ABSOLUTE
 from synthesizer.untrusted import check_regular_file, read_regular
 
 WEIGHTS = "model.safetensors"
@@ -35,10 +42,13 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         if Path(where).is_dir() and not options:
             _check_folder(Path(where))
         config = AutoConfig.from_pretrained(where, **SAFE, **options)
-        chosen = AutoModel if metric == "spearman" else _class_of(config, is_gguf=bool(options))
-        model = chosen.from_pretrained(
+        chosen = _class_of(config, is_gguf=bool(options))
+        if metric == "spearman" and not chosen.__name__.endswith("EncoderModel"):
+            chosen = AutoModel  # embeddings need no head
+        model, found = chosen.from_pretrained(
             where,
-            attn_implementation="eager",
+            output_loading_info=True,
+            attn_implementation=None if config.model_type == MODEL_TYPE else "eager",
             dtype=torch.float32,
             use_safetensors=None if options else True,
             **SAFE,
@@ -48,6 +58,12 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         raise
     except _DAMAGE as error:
         raise _unreadable(name, error) from None
+    missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # it is not read
+    if missing:
+        raise UserError(
+            f"{name} holds no weights for {len(missing)} parameters of a {type(model).__name__}, "
+            f"such as {missing[0]}; give the folder of a whole model"
+        )
     if is_own(model):
         dot_layers(model)  # refuses a model that has none
     else:
@@ -67,7 +83,7 @@ def run_of(name: str) -> Run | None:
 
 def attend_fast(model: PreTrainedModel) -> None:
     """Let a model whose weights need not be seen attend by PyTorch's fused kernel; ours does."""
-    if not is_own(model):
+    if not is_own(model) and not isinstance(model, Converted):
         model.set_attn_implementation("sdpa")
 
 
@@ -77,7 +93,27 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
     try:
         return AutoTokenizer.from_pretrained(where, **SAFE, **options)
     except _DAMAGE as error:
-        raise _unreadable(name, error) from None
+        raise UserError(
+            f"cannot load a tokenizer from {name} ({_cause(error)}); audit reads texts: put the "
+            "model's tokenizer into its folder"
+        ) from None
+
+
+def settle_padding(model: PreTrainedModel, tokenizer: Any) -> None:  # noqa: ANN401
+    """Tell a classifier whose config names no padding token which one its tokenizer has.
+
+    A decoder reads the class at the last real token, and finds it by the padding.
+    """
+    if not type(model).__name__.endswith("ForSequenceClassification") or is_own(model):
+        return
+    config: Any = model.config
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    if config.pad_token_id is None:
+        raise UserError(
+            f"{type(model).__name__} needs a padding token to read several texts at once, and "
+            "neither config.json nor the tokenizer has one; set pad_token_id in config.json"
+        )
 
 
 def guess_metric(model: PreTrainedModel) -> str:
@@ -86,6 +122,28 @@ def guess_metric(model: PreTrainedModel) -> str:
     if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")):
         return "loss"
     return "accuracy" if name.endswith("ForSequenceClassification") else "agreement"
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether this is a decoder that predicts each next token."""
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def reads_targets(model: PreTrainedModel) -> bool:
+    """Whether a decoder reads a text of its own; that of a classifier reads the encoder's."""
+    named = type(model).__name__.endswith("ForSequenceClassification")
+    return bool(model.config.is_encoder_decoder) and not named
+
+
+def decoder_start(model: PreTrainedModel) -> int:
+    """The token that an encoder-decoder's decoder begins with."""
+    start = model.config.decoder_start_token_id
+    if start is None:
+        raise UserError(
+            f"config.json of this {type(model).__name__} names no decoder_start_token_id, so that "
+            "its decoder cannot begin; add it"
+        )
+    return int(start)
 
 
 def check_metric(metric: str, model: PreTrainedModel) -> None:
@@ -108,11 +166,22 @@ def num_positions(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     if is_own(model) and config.is_encoder_decoder:
         return min(config.max_len, config.decoder_max_len)
+    facts = replaced_before(model).values()
+    ends = [each["max_len"] for each in facts if each.get("kind") == ABSOLUTE]
     for key in ("max_position_embeddings", "n_positions"):
         found = getattr(config, key, None)
         if isinstance(found, int) and found > 0:
-            return found
-    return None
+            ends.append(found - _positions_before_text(model))
+            break
+    return min(ends, default=None)
+
+
+def _positions_before_text(model: PreTrainedModel) -> int:
+    """RoBERTa counts a text's positions from behind that of padding."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of models
@@ -121,9 +190,12 @@ def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of
     own: tuple[type[PreTrainedModel], ...] = (SynthesizerModel, *MODELS.values())
     ours = {cls.__name__: cls for cls in own}
     name = str((config.architectures or [""])[0])
+    is_converted = config.model_type == MODEL_TYPE
+    name = name.removeprefix("Converted") if is_converted else name
     named = ours.get(name) or getattr(transformers, name, unnamed)
-    is_model = isinstance(named, type) and issubclass(named, PreTrainedModel)
-    return named if is_model else unnamed
+    if not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
+        return unnamed
+    return converted_model(named) if is_converted else named
 
 
 def _check_folder(folder: Path) -> None:
@@ -169,8 +241,11 @@ def _where(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _unreadable(name: str, error: Exception) -> UserError:
-    cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
     return UserError(
-        f"cannot load a model from {name} ({cause}); give a folder of a Hugging Face model, a "
-        "run, a .gguf file, or a name of the hub"
+        f"cannot load a model from {name} ({_cause(error)}); give a folder of a Hugging Face "
+        "model, a run, a .gguf file, or a name of the hub"
     )
+
+
+def _cause(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0][:200]

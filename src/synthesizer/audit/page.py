@@ -50,10 +50,11 @@ def _lead(record: Record) -> str:
     left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
     left = f" Layers that are no dot product were left as they are: {left}." if left else ""
     return paragraph(record["sentence"], "answer") + paragraph(
-        f"{record['architecture']}, {len(record['order'])} heads in {len(record['layers'])} layers "
-        f"of self-attention; {record['metric']} {record['value']:.4g} on {record['num_judge']} "
-        f"examples of {record['data']}. A replaced head attends by a table of its average "
-        f"attention, and nothing was retrained.{cut if record['num_cut'] else ''}{left}",
+        f"{record['architecture']}, {len(record['order'])} heads of dot products in "
+        f"{len(record['layers'])} layers of self-attention; {record['metric']} "
+        f"{record['value']:.4g} on {record['num_judge']} examples of {record['data']}. A replaced "
+        "head attends by a table of its average attention, and nothing was retrained."
+        f"{cut if record['num_cut'] else ''}{left}",
         "note",
     )
 
@@ -104,7 +105,9 @@ def _curve_table(record: Record) -> str:
 
 def _heads_words(record: Record) -> str:
     counts = Counter(head["kind"] for head in record["heads"])
-    return "".join(
+    before = sum(len(layer.get("tables", [])) for layer in record["layers"])
+    tables = paragraph(f"{before} tables: replaced before, and left as they are.")
+    return (tables if before else "") + "".join(
         paragraph(f"{counts[kind]} {kind}: {words}.")
         for kind, words in _KINDS.items()
         if counts[kind]
@@ -122,18 +125,22 @@ def _grid(record: Record, key: str) -> NDArray[np.float64]:
 def _heat(record: Record, key: str) -> Plot:
     grid = _grid(record, key)
     layers, heads = grid.shape
-    floor = max(float(np.nanmax(grid)) / 1e4, 1e-12)
+    top = max(float(np.nanmax(grid)), 1e-8)  # a loss may fall with every head
+    floor = top / 1e4
     with drawing(0.8 + 0.3 * layers, max(4.8, 0.45 * heads + 1.6)) as (figure, axes):
         axes.grid(visible=False)
         drawn = axes.imshow(
-            np.clip(grid, floor, None), cmap="viridis", norm=LogNorm(floor), aspect="auto"
+            np.clip(grid, floor, None), cmap="viridis", norm=LogNorm(floor, top), aspect="auto"
         )
         for head in record["heads"]:
-            bright = np.log(max(head[key], floor) / floor) > 0.6 * np.log(np.nanmax(grid) / floor)
+            bright = np.log(max(head[key], floor) / floor) > 0.6 * np.log(top / floor)
             axes.text(
                 head["head"], head["layer"], head["kind"][0], ha="center", va="center",
                 fontsize=8, color="black" if bright else "white",
             )  # fmt: skip
+        for place, layer in enumerate(record["layers"]):
+            for head in layer.get("tables", []):
+                axes.text(head, place, "t", ha="center", va="center", fontsize=8, color=MUTED)
         axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
         axes.set_yticks(range(layers), _layer_names(record))
         axes.tick_params(length=0)
@@ -141,7 +148,8 @@ def _heat(record: Record, key: str) -> Plot:
         svg = to_svg(figure, "Cost of replacing each head alone, by layer and head")
     return Plot(
         svg,
-        "Each head replaced alone; bright costs most. p positional, s sink, u uniform, c content.",
+        "Each head replaced alone; bright costs most. p positional, s sink, u uniform, c content"
+        f"{', t a table before' * any(layer.get('tables') for layer in record['layers'])}.",
     )
 
 

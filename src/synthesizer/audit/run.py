@@ -32,8 +32,9 @@ from synthesizer.audit.cost import (
     most_heads,
     sentence,
 )
-from synthesizer.audit.examples import METRICS, Example, Examples, encode, read_examples
-from synthesizer.audit.hook import Hook, Layer
+from synthesizer.audit.encode import encode
+from synthesizer.audit.examples import METRICS, Example, Examples, read_examples
+from synthesizer.audit.hook import Hook, Layer, tables_before
 from synthesizer.audit.load import (
     attend_fast,
     check_metric,
@@ -42,6 +43,7 @@ from synthesizer.audit.load import (
     load_tokenizer,
     num_positions,
     run_of,
+    settle_padding,
 )
 from synthesizer.audit.page import audit_page
 from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
@@ -49,6 +51,7 @@ from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS, measure_speed, size_with
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import provenance, write_atomically
+from synthesizer.models.converted import replaced_before
 from synthesizer.models.table_heads import is_own, other_layers
 from synthesizer.models.tables import KINDS
 
@@ -83,6 +86,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     _check(asked)
     model = load_model(asked.model, asked.metric)
     tokenizer = load_tokenizer(asked.model)
+    settle_padding(model, tokenizer)
     metric = asked.metric or guess_metric(model)
     check_metric(metric, model)
     lengths = _lengths(asked, model)
@@ -100,7 +104,8 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
                 (judging, asked.examples),
             )
         )
-    left = other_layers(model) if is_own(model) else {}
+    left = _left(model)
+    _check_tables(asked, model)
     if left:
         say(f"left as they are: {', '.join(f'{name} ({left[name]})' for name in left)}")
     with Hook(model) as hook:
@@ -109,8 +114,11 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         averages = measure_averages(hook, fit.inputs(model), max_len)
         explained = explain(hook, rank.inputs(model), averages)
         auditor = Auditor(hook, averages, asked.table)
+        before = tables_before(hook.layers)
+        if before:
+            say(f"{before} heads are tables already, and stay as they are")
         say(f"replacing each of {len(auditor.heads)} heads alone")
-        costs = auditor.costs(rank)
+        costs = auditor.costs(rank, say=say)
         order = auditor.walk(rank, costs, asked.rankings, say)
         counts = checkpoints_of(len(auditor.heads), asked.steps)
         points = auditor.curve(judge, order, counts, say)
@@ -131,13 +139,32 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         "most_moved": moved,
         "heads": _heads(costs, explained),
         "answer": best.as_dict(),
-        "sentence": sentence(best, len(order), margin, metric),
+        "sentence": sentence(best, len(order), margin, metric, before),
     }
     record["sizes"] = sizes(record)
     say("timing forward passes")
     record["speed"] = _speeds(model, record, auditor, lengths)
     _write(asked.out, record, averages, asked.table)
     return record
+
+
+def _left(model: PreTrainedModel) -> dict[str, str]:
+    """Layers that are no dot product and are left as they are, by name, and their specs."""
+    if is_own(model):
+        return other_layers(model)
+    before = replaced_before(model).items()
+    return {name: str(facts["spec"]) for name, facts in before if "spec" in facts}
+
+
+def _check_tables(asked: Asked, model: PreTrainedModel) -> None:
+    """New tables of a converted model are of the kind of those it has."""
+    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
+    if kinds - {asked.table}:
+        (kind,) = kinds - {asked.table}
+        raise UserError(
+            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
+            f"{kind}, or audit the model that it was made of"
+        )
 
 
 def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
@@ -200,6 +227,8 @@ def _check(asked: Asked) -> None:
         raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
     if (asked.out / RECORD).exists():
         raise UserError(f"{asked.out} holds an audit already; name another --out, or remove it")
+    if asked.out.exists() and not asked.out.is_dir():
+        raise UserError(f"{asked.out} is not a directory; name another --out")
 
 
 def _max_len(asked: Asked, model: PreTrainedModel) -> int:

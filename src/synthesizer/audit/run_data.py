@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from synthesizer.audit.encode import decoder_row
 from synthesizer.audit.examples import IGNORED, Examples
+from synthesizer.audit.load import reads_targets
 from synthesizer.data.batch import Batch
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
@@ -37,13 +40,19 @@ class RunData:
         """Those of test."""
         return self._examples(self.task.batches("test"), limit)
 
-    def rows(self) -> list[dict[str, list[int]]]:
-        """Train's examples without targets, to tune on."""
+    def rows(self, model: PreTrainedModel) -> list[dict[str, list[int]]]:
+        """Train's examples to tune on: of an encoder-decoder with targets, of others without."""
         found: list[dict[str, list[int]]] = []
         for batch in self.task.batches("train"):
             ids, mask = batch.inputs["input_ids"], batch.inputs.get("attention_mask")
             real = [len(row) for row in ids] if mask is None else mask.sum(1).tolist()
-            found += [{"input_ids": row[:n].tolist()} for row, n in zip(ids, real, strict=True)]
+            sources = [row[:n].tolist() for row, n in zip(ids, real, strict=True)]
+            if not reads_targets(model):
+                found += [{"input_ids": source} for source in sources]
+                continue
+            targets = [row[row != IGNORED].tolist() for row in batch.inputs["labels"]]
+            both = zip(sources, targets, strict=True)
+            found += [decoder_row(source, target, model) for source, target in both]
         return found
 
     def _examples(self, batches: Iterable[Batch], limit: int | None) -> Examples:

@@ -32,12 +32,12 @@ def size_with(
     layers: Sequence[Layer], d_model: int, length: int, replaced: Iterable[tuple[int, int]]
 ) -> Size:
     """The size of attention with these (layer, head)s replaced by tables of this length."""
-    gone: dict[int, list[int]] = {}
+    gone = {place: list(layer.tables) for place, layer in enumerate(layers)}
     for place, head in replaced:
-        gone.setdefault(place, []).append(head)
+        gone[place].append(head)
     parameters = flops = cache = 0
     for place, layer in enumerate(layers):
-        facts = {**asdict(layer), "heads": gone.get(place, [])}
+        facts = {**asdict(layer), "heads": gone[place]}
         dots, keys = layer.num_heads - len(facts["heads"]), len(kept_keys(facts))
         weights = d_model * layer.d_head * (dots + keys + layer.num_key_heads + layer.num_heads)
         parameters += weights + len(facts["heads"]) * (2 * length + 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.cost import Say
-from synthesizer.audit.examples import pad
+from synthesizer.audit.encode import pad
 from synthesizer.audit.load import attend_fast
 from synthesizer.errors import UserError
 from synthesizer.models.table_heads import table_parameters
@@ -206,30 +206,55 @@ def _loss(
     with torch.no_grad():
         theirs = original(**inputs, output_hidden_states=True)
     ours = converted(**inputs, output_hidden_states=True)
-    return _distance(ours, theirs, inputs["attention_mask"].bool(), by_layer=by_layer)
+    return _distance(ours, theirs, inputs, by_layer=by_layer)
 
 
-def _distance(ours: Any, theirs: Any, real: Tensor, *, by_layer: bool) -> Tensor:  # noqa: ANN401
+def _distance(
+    ours: Any, theirs: Any, inputs: Mapping[str, Tensor], *, by_layer: bool,  # noqa: ANN401
+) -> Tensor:  # fmt: skip
     """Of states after every layer, or of outputs.
 
     Logits are compared by Kullback-Leibler divergence. Embeddings by their states, as a share of
     the original's variance, by the cosine of their means, and by the cosines among all texts of
     the batch: what similarities are ranked by.
     """
+    stacks = _stacks(ours, theirs, inputs)
+    real = stacks[-1][1]
     if not by_layer and "logits" in theirs:
         now, then = ours.logits.log_softmax(-1), theirs.logits.log_softmax(-1)
         apart = (then.exp() * (then - now)).sum(-1)
         return apart[real].mean() if apart.dim() == 2 else apart.mean()
-    pairs = list(zip(ours.hidden_states, theirs.hidden_states, strict=True))[1:]
-    pairs = pairs if by_layer else pairs[-1:]
-    terms = [((now - then)[real] ** 2).mean() / then[real].var() for now, then in pairs]
     if by_layer:
-        return torch.stack(terms).mean()
+        return torch.stack([_states_apart(*p, seen) for ps, seen in stacks for p in ps]).mean()
+    last = stacks[-1][0][-1]
+    terms = [_states_apart(*last, real)]
     now, then = (
         torch.nn.functional.normalize(torch.einsum("btd,bt->bd", each, real.to(each.dtype)), dim=-1)
-        for each in pairs[-1]
+        for each in last
     )
     terms.append(1 - (now * then).sum(-1).mean())
     among = now @ now.mT - then @ then.mT  # cosines of all pairs of texts
     terms.append(10 * (among**2).mean())  # of about 0.1 each, where the other terms are near 1
     return torch.stack(terms).mean()
+
+
+def _stacks(
+    ours: Any, theirs: Any, inputs: Mapping[str, Tensor]  # noqa: ANN401
+) -> list[tuple[list[tuple[Tensor, Tensor]], Tensor]]:  # fmt: skip
+    """The states (B, T, D) after every layer, both models' in pairs, and which tokens are real.
+
+    One stack or, of an encoder-decoder, two; a decoder that reads the source has its mask.
+    """
+    mask = inputs["attention_mask"]
+    sides = {"hidden_states": mask}
+    if "decoder_hidden_states" in theirs:
+        sides = {"encoder_hidden_states": mask}
+        sides["decoder_hidden_states"] = inputs.get("decoder_attention_mask", mask)
+    return [
+        (list(zip(ours[key], theirs[key], strict=True))[1:], real.bool())
+        for key, real in sides.items()
+    ]
+
+
+def _states_apart(now: Tensor, then: Tensor, real: Tensor) -> Tensor:
+    return ((now - then)[real] ** 2).mean() / then[real].var()

@@ -143,19 +143,28 @@ def become_converted(model: PreTrainedModel, replaced: Replaced) -> None:
 
 
 def narrowed_state(
-    state: Mapping[str, Tensor], prefix: str, replaced: Replaced
+    state: Mapping[str, Tensor], prefix: str, replaced: Replaced, before: Replaced | None = None
 ) -> dict[str, Tensor]:
-    """The original's weights without those of replaced heads; `prefix` is the base model's."""
+    """Weights without those of replaced heads; `prefix` is the base model's.
+
+    before   what had been replaced already when these weights were saved
+    """
     kept = dict(state)
     for name, facts in replaced.items():
         width, at = facts["d_head"], f"{prefix}{name}."
-        rows = {"q": _rows(dot_heads(facts), width), "k": _rows(kept_keys(facts), width)}
+        old = (before or {}).get(name, {**facts, "heads": []})
+        rows = {
+            which: _rows([had.index(head) for head in heads], width)
+            for which, had, heads in (
+                ("q", dot_heads(old), dot_heads(facts)),
+                ("k", kept_keys(old), kept_keys(facts)),
+            )
+        }
         fused = f"{at}{FUSED}.weight"
         if fused in kept:
-            d_model = kept[fused].shape[1] // 3
-            columns = torch.cat(
-                [rows["q"], d_model + rows["k"], torch.arange(2 * d_model, 3 * d_model)]
-            )
+            queries, keys = len(dot_heads(old)) * width, len(kept_keys(old)) * width
+            values = torch.arange(queries + keys, kept[fused].shape[1])
+            columns = torch.cat([rows["q"], queries + rows["k"], values])
             for part in ("weight", "bias"):
                 kept[f"{at}{FUSED}.{part}"] = kept[f"{at}{FUSED}.{part}"][..., columns].clone()
             continue
@@ -178,6 +187,11 @@ def check_convertible(attention: nn.Module) -> None:
             f"{type(attention).__name__} has {', '.join(names)} and no separate projections of "
             "queries and keys that heads could be left out of; audit works, convert does not"
         )
+
+
+def replaced_before(model: PreTrainedModel) -> dict[str, Mapping[str, Any]]:
+    """What a converted model's config says is replaced, by the layer's name in its base model."""
+    return dict(model.config.replaced) if isinstance(model, Converted) else {}
 
 
 def has_projections(module: nn.Module) -> bool:
@@ -260,7 +274,9 @@ def converted_config(original: Any) -> Any:  # noqa: ANN401  a class of configs 
 
 
 def converted_model(original: Any) -> Any:  # noqa: ANN401  a class of models and its twin
-    """The converted twin of a model class."""
+    """The converted twin of a model class; a converted one is its own."""
+    if issubclass(original, Converted):
+        return original
     return _converted_model(original, converted_config(original.config_class))
 
 

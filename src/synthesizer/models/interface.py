@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from synthesizer.errors import UserError
-from synthesizer.models.tables import past
+from synthesizer.models.tables import past, sink_slots, visible_softmax
 
 NAME = "synthesizer"
 
@@ -60,8 +60,7 @@ def attend(
         bias = options.get("position_bias")
         bias = None if bias is None else bias[:, dot_heads]
         parts.insert(0, _dot(query, keys, values, visible, bias, options))
-    order = torch.tensor([*dot_heads, *tables.heads], device=value.device).argsort()
-    return torch.cat(parts, 1)[:, order].transpose(1, 2), None
+    return torch.cat(parts, 1)[:, _order(module)].transpose(1, 2), None
 
 
 def mask_of(
@@ -125,11 +124,42 @@ def _dot(
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
         )
+    weights = dot_weights(query, key, visible, bias, options)
+    return nn.functional.dropout(weights, dropout) @ value
+
+
+def dot_weights(
+    query: Tensor, key: Tensor, visible: Tensor | None, bias: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """(B, H, T, S) of heads whose keys are laid out one for one."""
+    scaling, softcap = options.get("scaling"), options.get("softcap")
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    logits = (logits / softcap).tanh() * softcap
+    logits = logits if softcap is None else (logits / softcap).tanh() * softcap
+    logits = logits if bias is None else logits + bias
     if visible is not None:
         logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
-    return nn.functional.dropout(logits.softmax(-1), dropout) @ value
+    return logits.softmax(-1)
+
+
+def converted_weights(
+    module: Any, query: Tensor, key: Tensor, visible: Tensor, *, causal: bool,  # noqa: ANN401
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """(B, H, T, S) of all heads of a converted layer, dot products and tables alike."""
+    tables, batch, size = module.tables, len(query), visible.shape[2:]
+    logits = tables.logits(*size, *sink_slots(visible), has_last=not causal)
+    parts = [visible_softmax(logits, visible).expand(batch, -1, -1, -1)]
+    if module.dot_heads:
+        bias = options.get("position_bias")
+        bias = None if bias is None else bias[:, module.dot_heads]
+        parts.insert(0, dot_weights(query, _heads(key, module.dot_keys), visible, bias, options))
+    return torch.cat(parts, 1)[:, _order(module)]
+
+
+def _order(module: Any) -> Tensor:  # noqa: ANN401
+    """Where each head of a layer stands behind its dot heads and its tables, side by side."""
+    return torch.tensor([*module.dot_heads, *module.tables.heads]).argsort()
 
 
 def _heads(states: Tensor, heads: list[int]) -> Tensor:

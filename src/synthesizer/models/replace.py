@@ -142,7 +142,7 @@ def replace_in_pretrained(
     found = [
         name
         for name, module in base.named_modules()
-        if converted.has_projections(module) and not _is_cross(name, module)
+        if converted.has_projections(module) and not is_cross(name, module)
     ]
     names = choose_layers(found, layers, type(model).__name__)
     for name in names:
@@ -169,7 +169,8 @@ def replace_in_pretrained(
     return names
 
 
-def _is_cross(name: str, module: Any) -> bool:  # noqa: ANN401
+def is_cross(name: str, module: Any) -> bool:  # noqa: ANN401
+    """Whether an attention reads a memory, by its name or as its architecture marks it."""
     return any(word in name for word in CROSS) or bool(getattr(module, "is_cross_attention", False))
 
 

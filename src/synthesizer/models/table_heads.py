@@ -10,7 +10,6 @@ Letters: B batch, H heads, T tokens, K head width, N longest sequence.
 
 import copy
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from synthesizer.attention.fast import linear
+from synthesizer.attention.groups import Grouped
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.masks import visible_keys, without_hidden
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.relative import Relative, stretched
-from synthesizer.attention.synthesis import DotProduct, Random
+from synthesizer.attention.synthesis import DotProduct, Random, Synthesis, unwrapped
 from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.layers import Stack
@@ -36,11 +36,12 @@ def is_own(model: PreTrainedModel) -> bool:
 
 
 def dot_layers(model: PreTrainedModel) -> dict[str, SyntheticAttention]:
-    """The self-attention layers whose heads are all dot products, by name."""
+    """The self-attention layers that have heads of dot products, by name."""
     found = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, SyntheticAttention) and isinstance(module.synthesis, DotProduct)
+        if isinstance(module, SyntheticAttention)
+        and len(other_heads(module)) < module.size.num_heads
     }
     if not found:
         config: Any = model.config
@@ -52,13 +53,23 @@ def dot_layers(model: PreTrainedModel) -> dict[str, SyntheticAttention]:
     return found
 
 
+def other_heads(attention: SyntheticAttention) -> list[int]:
+    """The heads of a layer that are no dot product, as those that became tables before."""
+    return [
+        head
+        for run in _runs(attention)
+        if not isinstance(run.part, DotProduct)
+        for head in run.heads
+    ]
+
+
 def other_layers(model: PreTrainedModel) -> dict[str, str]:
     """The layers that are something else, by name, and their specs: they stay as they are."""
     found = {}
     for name, stack in _stacks(model).items():
         for index, layer in enumerate(stack.layers):
             spec = NONE if layer.attention is None else spec_of_mixer(layer.attention)
-            if spec != "dot":
+            if "dot" not in [group.partition("@")[0] for group in spec.split("|")]:
                 found[f"{name}.layers.{index}"] = spec
     return found
 
@@ -108,7 +119,8 @@ def with_tables(
         for index in range(len(specs)):
             place = f"{name}.layers.{index}.attention"
             if place in tables:
-                specs[index] = _put(state, place, stack, tables[place])
+                attention = model.get_submodule(place)
+                specs[index] = _put(state, place, attention, stack, tables[place])
         facts[key] = specs[0] if len(set(specs)) == 1 else ",".join(specs)
     converted: SynthesizerPreTrainedModel = type(model)(type(config).from_dict(facts))
     converted.load_state_dict(state, assign=share)
@@ -124,29 +136,68 @@ def table_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for table in tables for parameter in table.parameters(recurse=False)]
 
 
-def _put(state: dict[str, Tensor], name: str, stack: Stack, tables: HeadTables) -> str:
-    """Change the weights of one layer to those with tables; its spec is returned."""
-    at = f"{name}.synthesis."
-    weights = {key: state.pop(at + key) for key in ("wq", "wk")}
+class _Run(NamedTuple):
+    """Neighbouring heads of one layer that are made in the same way."""
+
+    spec: str
+    heads: list[int]
+    part: Synthesis
+    at: str  # where its weights are, inside the layer
+
+
+def _runs(attention: SyntheticAttention) -> list[_Run]:
+    """The groups of heads of a layer; one, where all are made in the same way."""
+    spec, part = spec_of_mixer(attention), attention.synthesis
+    if not isinstance(part, Grouped):
+        return [_Run(spec, list(range(attention.size.num_heads)), part, "synthesis.")]
+    found, first = list[_Run](), 0
+    for number, (group, count) in enumerate(zip(part.groups, part.heads, strict=True)):
+        name = spec.split("|")[number].rpartition("@")[0]
+        heads = list(range(first, first + count))
+        found.append(_Run(name, heads, unwrapped(group), f"synthesis.groups.{number}."))
+        first += count
+    return found
+
+
+def _put(
+    state: dict[str, Tensor], name: str, attention: Any, stack: Stack, tables: HeadTables  # noqa: ANN401
+) -> str:  # fmt: skip
+    """Change the weights of one layer to those with tables; its spec is returned.
+
+    Dot products and tables are split and joined head by head; groups of any other kind stay whole.
+    """
+    term, new = _term(stack, tables)
+    groups: list[tuple[str, list[dict[str, Tensor]], int]] = []  # spec, weights to join, heads
+    for run in _runs(attention):
+        keys = [key for key in state if key.startswith(f"{name}.{run.at}")]
+        old = {key.removeprefix(f"{name}.{run.at}"): state.pop(key) for key in keys}
+        if not isinstance(run.part, DotProduct) and run.spec != term:
+            groups.append((run.spec, [old], len(run.heads)))
+            continue
+        for row, head in enumerate(run.heads):
+            spec, rows, at = run.spec, old, row
+            if head in tables.heads:
+                spec, rows, at = term, new, tables.heads.index(head)
+            one = {key: value[at : at + 1] for key, value in rows.items()}
+            if groups and groups[-1][0] == spec:
+                groups[-1] = (spec, [*groups[-1][1], one], groups[-1][2] + 1)
+            else:
+                groups.append((spec, [one], 1))
+    for number, (_, parts, _) in enumerate(groups):
+        inside = "synthesis." if len(groups) == 1 else f"synthesis.groups.{number}."
+        for key in parts[0]:
+            state[f"{name}.{inside}{key}"] = torch.cat([part[key] for part in parts])
+    specs = [f"{spec}@{count}" for spec, _, count in groups]
+    return term if len(groups) == 1 else "|".join(specs)
+
+
+def _term(stack: Stack, tables: HeadTables) -> tuple[str, dict[str, Tensor]]:
+    """The spec of tables in a layer of this stack, and their weights."""
+    if tables.kind != RELATIVE:
+        return "random", {"table": _by_position(tables, stack)}
     has_bias = stack.relative is not None or stack.alibi is not None
-    if tables.kind == RELATIVE:
-        options = "" if stack.shape.causal else ":sinks=2"
-        term = f"relative{options}{':biased=0' if has_bias else ''}"
-        new = _relative(tables, stack)
-    else:
-        term, new = "random", {"table": _by_position(tables, stack)}
-    runs = [
-        (is_table, list(heads))
-        for is_table, heads in groupby(range(stack.shape.num_heads), tables.heads.__contains__)
-    ]
-    for group, (is_table, heads) in enumerate(runs):
-        inside = at if len(runs) == 1 else f"{at}groups.{group}."
-        rows = [tables.heads.index(head) for head in heads] if is_table else heads
-        for key, value in (new if is_table else weights).items():
-            state[inside + key] = value[rows].clone()
-    if len(runs) == 1:
-        return term
-    return "|".join(f"{term if is_table else 'dot'}@{len(heads)}" for is_table, heads in runs)
+    options = "" if stack.shape.causal else ":sinks=2"
+    return f"relative{options}{':biased=0' if has_bias else ''}", _relative(tables, stack)
 
 
 def _relative(tables: HeadTables, stack: Stack) -> dict[str, Tensor]:

@@ -135,6 +135,27 @@ class HeadTables(nn.Module):
             ours.copy_(theirs.detach()[rows])
         return picked
 
+    def joined(self, other: "HeadTables") -> "HeadTables":
+        """These heads' tables and those of others, in the order of heads.
+
+        By distance the shorter ones are stretched, which reads what they read past their ends; by
+        position the longer ones are cut: there are no logits past the end of the others.
+        """
+        assert self.kind == other.kind
+        by_distance = self.kind == RELATIVE
+        size = (max if by_distance else min)(self.max_len, other.max_len)
+        heads = [*self.heads, *other.heads]
+        rows = torch.tensor(heads).argsort()
+        joined = HeadTables(sorted(heads), size, self.kind).requires_grad_(False)
+        for name, ours in joined.named_parameters():
+            parts = [each.get_parameter(name).detach() for each in (self, other)]
+            if name == "offsets":
+                parts = [stretched(part, size - 1 - part.shape[1] // 2) for part in parts]
+            elif name == "table":
+                parts = [part[:, :size, :size] for part in parts]
+            ours.copy_(torch.cat(parts)[rows])
+        return joined.requires_grad_(True)
+
     def extra_repr(self) -> str:
         return f"heads={list(self.heads)}, max_len={self.max_len}, kind={self.kind!r}"
 
