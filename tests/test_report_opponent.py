@@ -92,7 +92,7 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     (tmp_path / "confirm-3x").mkdir()
     (tmp_path / "confirm-3x" / "study.json").write_text(json.dumps({"rows": []}))
     said = "\n".join(notes(summary))
-    assert "What longer training says is a table of its own (confirm-3x)." in said
+    assert "Longer training has a table of its own (confirm-3x)." in said
 
 
 def test_a_closed_gap_does_not_close_any_further(tmp_path, record):
