@@ -96,7 +96,9 @@ def evaluate(
 
 def generate(
     run: RunDir,
-    beam: Annotated[int | None, typer.Option(min=1, help="Number of beams; 1 is greedy.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Number of beams; 1 is greedy.")
+    ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Input lines per batch.")] = 16,
     max_new_tokens: Annotated[
