@@ -77,6 +77,21 @@ def test_a_pandas_csv_has_an_unnamed_index(tmp_path):
     assert not looks_like_header(["", "0"])
 
 
+def test_a_spreadsheets_semicolons_are_found_and_its_utf_16_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text('text;label\n"good; film";pos\nbad film, too;neg\n')
+    assert [*fields(tmp_path / "a.csv")] == [
+        {"text": "good; film", "label": "pos"},
+        {"text": "bad film, too", "label": "neg"},
+    ]
+    (tmp_path / "b.csv").write_text("text\na; b\n")
+    assert [*fields(tmp_path / "b.csv")] == [{"text": "a; b"}]
+    for name in ("utf-16", "utf-16-be"):
+        text = "\ufefftext,label\n" if name.endswith("be") else "text,label\n"
+        (tmp_path / "c.csv").write_text(text, encoding=name)
+        with pytest.raises(UserError, match=r"c\.csv is UTF-16; save it as UTF-8"):
+            fields(tmp_path / "c.csv")
+
+
 def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(5000)))
     source = open_source(Data(train=str(tmp_path / "a.txt")), None)

@@ -21,6 +21,7 @@ from synthesizer.untrusted import check_expansion, check_regular_file, expansion
 DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
 MAX_FILES = 100_000  # below a directory of text
 _HEADER_CELL = re.compile(r"[^\W\d][\w-]*( [\w-]+){0,2}")
+_UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")  # its byte order marks, as bytes that are not UTF-8
 _INDEX = "index"  # the name of a csv's first column where pandas wrote none
 
 
@@ -76,7 +77,10 @@ class File:
         with self.opened() as stream:
             text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="\n")
             try:
-                for line in text:
+                head = text.readline()
+                if head.startswith(_UTF_16):
+                    raise UserError(f"{self.path} is UTF-16; save it as UTF-8")
+                for line in itertools.chain([head] if head else [], text):
                     plain = "\r" not in line[-2:]
                     yield line if plain else line.removesuffix("\n").removesuffix("\r") + "\n"
             finally:
@@ -173,8 +177,12 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
     name, is_tsv = str(file.path), file.path.suffix == ".tsv"
     lines = file.lines()
+    head = list(itertools.islice(lines, 1))
+    lines = itertools.chain(head, lines)
     reader = (
-        csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_tsv else csv.reader(lines)
+        csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if is_tsv
+        else csv.reader(lines, delimiter=_delimiter("".join(head)))
     )
     try:
         first = next(reader, None)
@@ -195,6 +203,12 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
                 yield Row(name, reader.line_num, dict(zip(names, cells, strict=False)), fault)
     except csv.Error as error:
         raise UserError(f"{name} is not a readable table ({error}); check its format") from None
+
+
+def _delimiter(first: str) -> str:
+    """The semicolon where names of columns are between some, as spreadsheets write in Europe."""
+    names = first.strip().split(";")
+    return ";" if "," not in first and len(names) > 1 and looks_like_header(names) else ","
 
 
 def looks_like_header(cells: list[str]) -> bool:

@@ -98,7 +98,9 @@ def evaluate(
 
 def generate(
     run: RunDir,
-    beam: Annotated[int | None, typer.Option(min=1, help="Number of beams; 1 is greedy.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Number of beams; 1 is greedy.")
+    ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample instead of beam search.")
     ] = False,
