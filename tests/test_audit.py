@@ -29,7 +29,7 @@ from pretrained import VOCAB, build, inputs
 from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
-from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence
+from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
 from synthesizer.audit.encode import encode, tuning_rows
 from synthesizer.audit.examples import Example, _token_losses, read_examples, run
 from synthesizer.audit.hook import Hook
@@ -221,6 +221,14 @@ def test_the_walk_ends_at_the_first_point_that_may_lose_too_much():
         "(measured 0.1, interval 0 to 0.3)."
     )
     assert sentence(points[0], 6, 1.0, "accuracy").startswith("No head can be shown to be a table")
+    assert why_ended(points, best, 1.0, "accuracy") == (
+        "With 4 heads the measured loss is within it, and its interval is not: 0.5 points of "
+        "accuracy (interval 0.2 to 1.2). More examples would narrow it."
+    )
+    assert why_ended(points, points[0], 0.05, "accuracy") == (
+        "With 2 heads the loss is more than that: 0.1 points of accuracy (interval 0 to 0.3)."
+    )
+    assert why_ended(points, points[-1], 1.0, "accuracy") == ""
 
 
 def test_the_first_step_of_the_curve_is_halved_down_to_one_head():

@@ -15,11 +15,17 @@ from synthesizer.audit.convert import Asked, convert
 from synthesizer.audit.encode import encode, pad, tuning_rows
 from synthesizer.audit.examples import Example, read_examples, run
 from synthesizer.audit.hook import Hook
+from synthesizer.audit.load import load_model
 from synthesizer.audit.run import Asked as AskedToAudit
 from synthesizer.audit.run import audit
+from synthesizer.audit.run_data import RunData
 from synthesizer.audit.tune import Tuning, _loss
 from synthesizer.cli import main
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.experiment.run import Run
+from synthesizer.training.loop import fit
 from test_audit import sentences, tokenizer
+from tiny import SIZE, write_text
 
 every_model = pytest.mark.parametrize("name", ENCODER_DECODERS)
 
@@ -175,3 +181,35 @@ def test_a_classifier_of_two_stacks_reads_pairs_and_is_tuned_without_targets():
     with torch.no_grad():
         for by_layer in (True, False):
             assert _loss(model, model, pad(rows, tok), by_layer=by_layer) < 1e-6
+
+
+def test_a_translator_of_ours_is_tuned_on_its_own_train_split(tmp_path, capsys):
+    """Its rows give what training read; tables alone move, and come nearer."""
+    texts = [write_text(tmp_path / f"{side}.txt", seed=n) for n, side in enumerate("ab")]
+    pairs = zip(*(text.read_text().splitlines() for text in texts), strict=True)
+    (tmp_path / "pairs.tsv").write_text("\n".join(["source\ttarget", *map("\t".join, pairs)]))
+    sizes = [f"model.{size}" for size in (*SIZE, "decoder_max_len=12")]
+    short = ["train.steps=4", "train.batch_tokens=64", "evaluate.every=4", "text.kind=word"]
+    more = [f"data.train={tmp_path / 'pairs.tsv'}", "data.holdout=0.1", "evaluate.limit=4"]
+    recipe = load_recipe("translation", synthesis="dot", overrides=[*sizes, *short, *more])
+    fit(recipe, Run(tmp_path / "run"))
+    model = load_model(str(tmp_path / "run"), "loss")
+    data = RunData(Run(tmp_path / "run"), "loss")
+    rows, start = data.rows(model), model.config.decoder_start_token_id
+    labels = [
+        row[row != -100].tolist() for b in data.task.batches("train") for row in b.inputs["labels"]
+    ]
+    assert [row["decoder_input_ids"] for row in rows] == [[start, *row[:-1]] for row in labels]
+    out = str(tmp_path / "audit")
+    words = ["--rankings", "1", "--rank-examples", "4", "--steps", "1", "--length", "4"]
+    assert main(["audit", str(tmp_path / "run"), *words, "--out", out]) == 0, (
+        capsys.readouterr().err
+    )
+    tuned = ["--heads", "4", "--tune", "20", "--out", str(tmp_path / "tuned")]
+    assert main(["convert", out, *tuned]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().err
+    before, after = map(float, said.rpartition("texts: ")[2].split(" to "))
+    assert after < before
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned")
+    assert "relative" in loaded.config.synthesis
+    assert "relative" in loaded.config.decoder_synthesis

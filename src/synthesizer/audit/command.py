@@ -71,7 +71,7 @@ def audit(
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
     record = measure(asked, say_aside)
-    say(record["sentence"])
+    say(f"{record['sentence']} {record['ended']}".rstrip())
     say(str(out / "report.html"))
 
 

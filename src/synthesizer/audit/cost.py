@@ -218,6 +218,21 @@ def sentence(point: Point, total: int, margin: float, metric: str, before: int =
     )
 
 
+def why_ended(points: Sequence[Point], best: Point, margin: float, metric: str) -> str:
+    """Whether the next point of the curve costs too much, or examples are too few to tell."""
+    after = next((point for point in points if point.replaced > best.replaced), None)
+    if after is None:
+        return ""
+    heads = "1 head" if after.replaced == 1 else f"{after.replaced} heads"
+    found = f"{after.cost:.3g} {unit(metric)} (interval {after.low:.3g} to {after.high:.3g})"
+    if after.cost > margin:
+        return f"With {heads} the loss is more than that: {found}."
+    return (
+        f"With {heads} the measured loss is within it, and its interval is not: {found}. More "
+        "examples would narrow it."
+    )
+
+
 def unit(metric: str) -> str:
     """What a metric counts in."""
     return {

@@ -49,7 +49,9 @@ def _lead(record: Record) -> str:
     cut = f" {record['num_cut']} texts were cut at {record['max_len']} tokens."
     left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
     left = f" Layers that are no dot product were left as they are: {left}." if left else ""
-    return paragraph(record["sentence"], "answer") + paragraph(
+    ended = record.get("ended", "")
+    answer = paragraph(record["sentence"], "answer") + (paragraph(ended) if ended else "")
+    return answer + paragraph(
         f"{record['architecture']}, {len(record['order'])} heads of dot products in "
         f"{len(record['layers'])} layers of self-attention; {record['metric']} "
         f"{record['value']:.4g} on {record['num_judge']} examples of {record['data']}. A replaced "

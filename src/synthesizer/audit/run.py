@@ -31,6 +31,7 @@ from synthesizer.audit.cost import (
     checkpoints_of,
     most_heads,
     sentence,
+    why_ended,
 )
 from synthesizer.audit.encode import encode
 from synthesizer.audit.examples import METRICS, Example, Examples, read_examples
@@ -140,6 +141,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         "heads": _heads(costs, explained),
         "answer": best.as_dict(),
         "sentence": sentence(best, len(order), margin, metric, before),
+        "ended": why_ended(points, best, margin, metric),
     }
     record["sizes"] = sizes(record)
     say("timing forward passes")
