@@ -12,7 +12,8 @@ from typing import Any
 
 from synthesizer.experiment.recipe import leaves, load_recipe
 from synthesizer.experiment.run import Run
-from synthesizer.study.guess import LONGEST, Choice, round_up
+from synthesizer.study.guess import Choice
+from synthesizer.study.guess_sizes import LONGEST, round_up
 from synthesizer.study.plan import Plan
 from synthesizer.study.rows import DOT, Row
 from synthesizer.study.tune import best_of
