@@ -59,6 +59,7 @@ def choose_settings(plan: Plan, train: Train, say: Say) -> Plan:
             Row(f"{choice.name} {value}", DOT, f"trials/{path.parent.name}", changes=option)
             for value, path, option in zip(values, paths, options, strict=True)
         ]
+        say(f"{choice.name}: {len(rows)} trials of dot ({', '.join(values)}), chosen on validation")
         train(plan.with_rows(rows), paths)
         trials = [_record(plan, *trial) for trial in zip(options, paths, strict=True)]
         best = best_of(trials)
