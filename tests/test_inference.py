@@ -161,6 +161,17 @@ def test_a_table_without_text_is_refused(tmp_path):
         infer_recipe(str(reviews(tmp_path / "reviews.csv")), "probe")
 
 
+def test_two_rows_are_too_few_not_without_text(tmp_path):
+    body = [("text", "label"), ("a fine film", "good"), ("a dull film", "bad")]
+    path = write_csv(tmp_path / "two.csv", body)
+    with pytest.raises(UserError) as refused:
+        infer_recipe(str(path))
+    assert str(refused.value) == (
+        f"{path} has too few rows (2) to tell text from labels; expected hundreds, of which some "
+        "are held out: give more rows"
+    )
+
+
 def write_labelled(path, labels, name="label"):
     rng = random.Random(5)
     return write_csv(path, [("text", name), *((sentence(rng), label) for label in labels)])

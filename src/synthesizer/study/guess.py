@@ -266,6 +266,11 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     if dialog and isinstance(first[dialog[0]], list):
         return "dialogue", f"'{dialog[0]}' holds lists of turns"
     _refuse_lists_of_labels(path, columns)
+    if not texts and any(_is_text(columns.sample, name) for name in first):
+        raise UserError(
+            f"{path} has too few rows ({len(columns.sample)}) to tell text from labels; expected "
+            "hundreds, of which some are held out: give more rows"
+        )
     if not texts:
         raise UserError(
             f"{path} has the columns {', '.join(first)} and none of text; "
