@@ -393,7 +393,10 @@ ERRORS = {
         "interface, so its heads cannot be reached; choose another architecture",
     ),
     "no data": (["masked", "empty.txt"], "{home}/empty.txt holds no rows; expected texts"),
-    "no model": (["nowhere", "texts.txt"], "cannot load a model from {home}/nowhere ("),
+    "no model": (
+        ["nowhere", "texts.txt"],
+        "cannot load a model from {home}/nowhere (no such path, and as a name of the hub: ",
+    ),
 }
 
 

@@ -6,12 +6,14 @@ import json
 import pytest
 
 from synthesizer.benchmark import explain as explain_module
+from synthesizer.benchmark import measure
 from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
 from synthesizer.benchmark.clock import Timing
 from synthesizer.benchmark.command import _numbers
 from synthesizer.benchmark.explain import explain
 from synthesizer.benchmark.measure import Plan, bench
 from synthesizer.benchmark.write import write
+from synthesizer.cli import main
 from synthesizer.errors import UserError
 
 TINY = {
@@ -114,6 +116,15 @@ def test_a_plan_measures_every_number_of_threads():
 def test_only_sublayers_are_compiled():
     with pytest.raises(UserError, match="only the modes train and inference are compiled"):
         Plan(modes=("lm",), compiled=True)
+
+
+def test_a_file_where_results_should_go_is_refused_before_anything_is_timed(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(measure, "bench", lambda *_: pytest.fail("timed"))
+    (tmp_path / "out").write_text("mine")
+    assert main(["bench", "--out", str(tmp_path / "out")]) == 2
+    assert f"{tmp_path / 'out'} is not a directory; name another --out" in capsys.readouterr().err
 
 
 def test_threads_that_are_no_numbers_are_refused():

@@ -103,12 +103,73 @@ def test_what_was_guessed_can_be_set(tmp_path):
     assert plan.words[0] == "task: language_modeling (as you set it)"
 
 
+@pytest.mark.parametrize("make", [reviews, pairs])
+def test_steps_that_the_user_sets_are_said_and_followed(tmp_path, make):
+    """The first evaluation of a translation was inferred beyond the last step."""
+    path = make(tmp_path / "rows.tsv" if make is pairs else tmp_path / "rows.csv")
+    plan = draw_up(Asked(str(path), overrides=("train.steps=60",), out=tmp_path / "out"))
+    recipe = plan.shared
+    assert (recipe.train.steps, recipe.train.warmup, recipe.evaluate.every) == (60, 6, 20)
+    assert "steps: 60 of 2,048 tokens (as you set it)" in plan.words
+    assert any("looked at every 20 steps" in line for line in plan.words)
+    few = draw_up(Asked(str(path), overrides=("train.steps=7",), out=tmp_path / "few"))
+    assert few.shared.evaluate.every == 7
+
+
+def test_sizes_that_the_user_sets_are_those_that_are_said(tmp_path):
+    path = reviews(tmp_path / "reviews.csv")
+    changes = ("model.max_len=24", "model.d_model=32", "evaluate.every=11", "train.patience=2")
+    changes += ("text.vocab_size=300", "train.batch_tokens=1_024")
+    words = draw_up(Asked(str(path), overrides=changes, out=tmp_path / "out")).words
+    assert words[2].endswith("as bpe tokens of a vocabulary of 300")
+    assert words[3:5] == (
+        "max_len: 24 (as you set it)",
+        "model: 2 layers of width 32 (as you set it)",
+    )
+    assert words[5].startswith("steps: 200 of 1,024 tokens (about ")
+    assert "looked at every 11 steps; 2 looks without" in words[6]
+
+
+def test_text_is_counted_in_the_columns_that_are_trained_on(tmp_path):
+    """Not in the names of columns, identifiers and labels: steps follow from it."""
+    rng = random.Random(11)
+    texts = [f"\N{LATIN SMALL LETTER E WITH ACUTE} {sentence(rng)}" for _ in range(90)]
+    rows = [
+        {"text": text, "label": n % 2, "identifier": "0123456789abcdef" * 20}
+        for n, text in enumerate(texts)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found, _ = guess(path)
+    size = sum(len(text.encode()) for text in texts)
+    assert found.reasons[2].startswith(f"text: {size / 1000:.1f} thousand bytes, as bpe tokens")
+
+
+def test_text_of_a_file_too_long_to_count_is_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("synthesizer.study.guess.READ", 50)
+    path = reviews(tmp_path / "reviews.csv")
+    found, _ = guess(path)
+    size = f"{path.stat().st_size / 1000:.1f} thousand bytes (the file's size)"
+    assert found.reasons[2].startswith(f"text: {size}, as bpe tokens")
+
+
 def test_a_table_without_text_is_refused(tmp_path):
     path = write_csv(tmp_path / "numbers.csv", [("a", "b"), *((n, n * n) for n in range(20))])
     with pytest.raises(UserError, match=r"has the columns a, b and none of text; expected text"):
         infer_recipe(str(path))
     with pytest.raises(UserError, match="task=probe cannot be inferred from a file; choose from"):
         infer_recipe(str(reviews(tmp_path / "reviews.csv")), "probe")
+
+
+def test_two_rows_are_too_few_not_without_text(tmp_path):
+    body = [("text", "label"), ("a fine film", "good"), ("a dull film", "bad")]
+    path = write_csv(tmp_path / "two.csv", body)
+    with pytest.raises(UserError) as refused:
+        infer_recipe(str(path))
+    assert str(refused.value) == (
+        f"{path} has too few rows (2) to tell text from labels; expected hundreds, of which some "
+        "are held out: give more rows"
+    )
 
 
 def write_labelled(path, labels, name="label"):

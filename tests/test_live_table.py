@@ -40,6 +40,13 @@ def test_plain_lines_say_who_what_and_how_long(capsys):
     ]
 
 
+def test_the_time_left_of_trials_is_not_called_that_of_the_study(capsys):
+    status = StatusLines([RowStatus("tokenizer word", 1, 60.0)], 1, 100, "validation")
+    status.receive(0, "trial 1", {"event": "start"})
+    show(status, 0, "trial 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    assert capsys.readouterr().out.endswith("0:30 left, 0:30 for these trials\n")
+
+
 def test_before_a_run_was_timed_no_time_is_made_up(capsys):
     status = StatusLines([RowStatus("dot", 1, 0.0), RowStatus("random", 1, 0.0)], 1, 100)
     status.receive(0, "seed 1", {"event": "start"})

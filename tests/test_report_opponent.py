@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.report.search import search_table, trial_table
 from synthesizer.report.sections import notes
-from synthesizer.report.write import summarize_all
+from synthesizer.report.write import summarize_all, write_report
 from test_report import make_run
 
 RELATIVE = "sinusoidal+relative"
@@ -54,6 +55,33 @@ def record():
     ]
     found = {"label": f"dot, {RELATIVE}", "configured": "dot", "how": "chosen on validation"}
     return {**found, "trials": trials}
+
+
+def test_the_verb_names_the_row_that_dot_means(tmp_path, record, capsys):
+    make_study(tmp_path, record)
+    assert main(["report", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    head, *_, answer, _ = said.out.splitlines()
+    assert f"vs dot, {RELATIVE}" in head
+    assert answer.endswith(f" Here dot is the row dot, {RELATIVE}.")
+    assert said.err == "writing the report ...\n"
+    make_study(tmp_path / "plain", {**record, "label": "dot"})
+    assert main(["report", str(tmp_path / "plain")]) == 0
+    head, *_, answer, _ = capsys.readouterr().out.splitlines()
+    assert "vs dot " in head
+    assert "Here dot" not in answer
+
+
+def test_without_a_search_of_rates_the_report_has_no_table_of_rates(tmp_path, record):
+    """The page had its head without a row."""
+    make_study(tmp_path, record)
+    study = json.loads((tmp_path / "study.json").read_text())
+    for row in study["rows"]:
+        row["trials"] = record["trials"][:1]
+    (tmp_path / "study.json").write_text(json.dumps({**study, "tune": 0}))
+    assert "best learning rate" not in write_report([tmp_path]).read_text()
+    (tmp_path / "study.json").write_text(json.dumps({**study, "tune": 1}))
+    assert "best learning rate" in write_report([tmp_path]).read_text()
 
 
 def test_differences_are_against_the_recorded_opponent_and_its_gain_is_named(tmp_path, record):

@@ -100,3 +100,22 @@ def test_a_full_disk_is_one_line(monkeypatch):
     monkeypatch.setattr(spill.tempfile, "TemporaryFile", full)
     with pytest.raises(UserError, match=r"cannot write encoded data to .* \(No space left on dev"):
         Numbers(np.int32)
+
+
+def test_a_cache_that_may_not_be_written_is_no_question_of_space(tmp_path, monkeypatch):
+    def forbidden(*_, **__):
+        raise OSError(13, "Permission denied")
+
+    entry = Entry({"a": np.arange(3)}, {})
+    folder = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.mkdir", forbidden)
+        with pytest.raises(UserError) as refused:
+            fetch(folder, "key", lambda: entry)
+    advice = "(Permission denied); set SYNTHESIZER_CACHE to a directory that can be written"
+    assert str(refused.value) == f"cannot make the cache {folder} {advice}"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr("synthesizer.experiment.run.os.replace", forbidden)
+    with pytest.raises(UserError) as refused:
+        fetch(folder, "key", lambda: entry)
+    assert str(refused.value) == f"cannot write {folder / 'key.npz'} {advice}"

@@ -414,7 +414,7 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(aske
     plan = conducted(replace(asked, syntheses=("dot", "random"), tune=3))
     said = capsys.readouterr().out
     assert "search: 3 trials per variant, the best 2 of each again under a second seed" in said
-    assert "for the search (10 runs left, 1 worker" in said, "the second seeds are counted"
+    assert "for these trials (10 runs left, 1 worker" in said, "the second seeds are counted"
     for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
         scores = {}
         for trial in record["trials"]:

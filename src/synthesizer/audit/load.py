@@ -241,9 +241,10 @@ def _where(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _unreadable(name: str, error: Exception) -> UserError:
+    missing = "" if Path(name).exists() else "no such path, and as a name of the hub: "
     return UserError(
-        f"cannot load a model from {name} ({_cause(error)}); give a folder of a Hugging Face "
-        "model, a run, a .gguf file, or a name of the hub"
+        f"cannot load a model from {name} ({missing}{_cause(error)}); give a folder of a "
+        "Hugging Face model, a run, a .gguf file, or a name of the hub"
     )
 
 

@@ -94,6 +94,8 @@ def bench(
             table.add_row(*map(escape, line))
         print_table(table)
         return
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is not a directory; name another --out")
     from synthesizer.benchmark.write import cells, write
     from synthesizer.experiment.progress import open_count
 

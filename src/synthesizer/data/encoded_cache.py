@@ -5,6 +5,7 @@ The arrays of an entry are memory maps of its file: memory does not grow with th
 A directory that others may write is neither read nor filled: their files would be trained on.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -29,7 +30,8 @@ from synthesizer.untrusted import check_regular_file, who_else_may_write
 Array = NDArray[Any]
 
 _META = "meta.json"
-_ADVICE = "free some space, or set SYNTHESIZER_CACHE to a directory that can be written"
+_ELSEWHERE = "set SYNTHESIZER_CACHE to a directory that can be written"
+_SPACE = f"free some space, or {_ELSEWHERE}"
 _PADDING = 0xD935  # the kind of a zip's extra field that other tools align members with
 _PACKAGE = Path(__file__).parents[1]
 
@@ -91,7 +93,8 @@ def _is_own(folder: Path) -> bool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = who_else_may_write(folder)
     except OSError as error:
-        raise UserError(f"cannot make the cache {folder} ({error.strerror}); {_ADVICE}") from None
+        advice = _advice(error)
+        raise UserError(f"cannot make the cache {folder} ({error.strerror}); {advice}") from None
     if problem is not None:
         logging.getLogger(__name__).warning(
             "the cache of encoded data is not used: %s; "
@@ -99,6 +102,10 @@ def _is_own(folder: Path) -> bool:
             problem,
         )
     return problem is None
+
+
+def _advice(error: OSError) -> str:
+    return _SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else _ELSEWHERE
 
 
 def scratch_folder() -> Path | None:
@@ -110,7 +117,7 @@ def scratch_folder() -> Path | None:
 def cannot_spill(error: OSError) -> UserError:
     """What to say where encoded data cannot be written."""
     folder = scratch_folder() or Path(tempfile.gettempdir())
-    return UserError(f"cannot write encoded data to {folder} ({error.strerror}); {_ADVICE}")
+    return UserError(f"cannot write encoded data to {folder} ({error.strerror}); {_advice(error)}")
 
 
 def _load(path: Path) -> Entry | None:
@@ -159,4 +166,4 @@ def _store(path: Path, entry: Entry) -> None:
                 with archive.open(member, "w", force_zip64=True) as content:
                     np.lib.format.write_array(content, np.ascontiguousarray(array))
 
-    write_atomically(path, fill, _ADVICE)
+    write_atomically(path, fill, _SPACE, _ELSEWHERE)

@@ -43,6 +43,7 @@ from synthesizer.untrusted import (
 STUDY = "study.json"  # what a comparison leaves beside its runs
 _READABLE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ADVICE = "the old file is intact: free some space and run the same command again"
+_FORBIDDEN = "make it writable, or choose another --out"
 LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
 
 
@@ -273,7 +274,12 @@ def read_header(
     return shape, is_fortran, dtype
 
 
-def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _ADVICE) -> None:
+def write_atomically(
+    path: Path,
+    fill: Callable[[Path], None],
+    advice: str = _ADVICE,
+    forbidden: str = _FORBIDDEN,
+) -> None:
     """Let `fill` write a file beside `path`, then move it there; on failure the old file stays.
 
     The process id keeps two writers apart. The directory is synced too: without that a power cut
@@ -296,7 +302,7 @@ def write_atomically(path: Path, fill: Callable[[Path], None], advice: str = _AD
     except OSError as error:
         with suppress(OSError):  # a read-only disk refuses this, too
             beside.unlink(missing_ok=True)
-        raise cannot_write(path, error, advice) from None
+        raise cannot_write(path, error, advice, forbidden) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -372,8 +378,10 @@ def _git(home: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def cannot_write(path: Path, error: OSError, advice: str = _ADVICE) -> UserError:
+def cannot_write(
+    path: Path, error: OSError, advice: str = _ADVICE, forbidden: str = _FORBIDDEN
+) -> UserError:
     """One line for a disk that is full, read-only or forbidden."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        advice = "make it writable, or choose another --out"
+        advice = forbidden
     return UserError(f"cannot write {path} ({error.strerror or error}); {advice}")

@@ -15,6 +15,7 @@ from synthesizer.experiment.console import (
     missing_extra,
     print_table,
     say,
+    say_aside,
     say_wrapped,
 )
 from synthesizer.spec import import_modules
@@ -48,6 +49,7 @@ def report(
 def print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
     """Write the report of runs; print its tables, answers and path."""
     try:
+        from synthesizer.report.opponent import DOT
         from synthesizer.report.tables import brief
         from synthesizer.report.write import summarize_all, write
     except ImportError as error:
@@ -65,5 +67,7 @@ def print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = Tr
         for line in summary.lines:
             if line.state:
                 say_wrapped(f"{line.row.label}: {line.state}")
-        say_wrapped(f"{summary.question} {summary.answer}")
+        meant = "" if summary.dot_name == DOT else f" Here dot is the row {summary.dot_name}."
+        say_wrapped(f"{summary.question} {summary.answer}{meant}")
+    say_aside("writing the report ...")
     say(str(write(summaries, out or dirs[0])))

@@ -226,9 +226,8 @@ def _trials(summary: Summary) -> str:
     plot = (
         figures([Plot(score_by_rate(summary), caption)]) if summary.study.facts.get("tune") else ""
     )
-    return "\n".join(
-        [plot, table(*search_table(summary)), table(*trial_table(summary), sortable=True)]
-    )
+    searched = table(*found) if (found := search_table(summary))[1] else ""
+    return "\n".join([plot, searched, table(*trial_table(summary), sortable=True)])
 
 
 def _paper_of(summary: Summary) -> list[PaperTable]:

@@ -10,7 +10,7 @@ import numpy as np
 from synthesizer.metrics import SCORES
 from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
-from synthesizer.report.opponent import base_of, opponent_of
+from synthesizer.report.opponent import DOT, base_of, opponent_of
 from synthesizer.spec import NONE
 from synthesizer.study.answer import Varied, answer, answer_by_value
 from synthesizer.study.rows import AGAIN
@@ -129,6 +129,12 @@ class Summary:
     @property
     def question(self) -> str:
         return f"Does {self.study.name} need dot-product attention?"
+
+    @property
+    def dot_name(self) -> str:
+        """The row that differences are from; dot where varied values have one each."""
+        row = self.opponent
+        return DOT if row is None or row.varied else row.label
 
     @property
     def metric_name(self) -> str:

@@ -84,7 +84,7 @@ def columns(summary: Summary) -> list[Column]:
             "difference from dot",
             lambda line: difference_text(line.comparison, digits),
             difference,
-            "vs dot",
+            f"vs {summary.dot_name}",
         ),
         Column("verdict", _verdict, {"verdict": _found("word")}, "verdict", _short_verdict),
         _costs("parameters", "parameters", big, "params"),

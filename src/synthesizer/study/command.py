@@ -208,4 +208,5 @@ def compare(
     if times is not None:
         dots, closing = closing_rows(planned.out)
         confirm_longer(planned, dots, closing, times, say_wrapped, plain=plain)
+    say_wrapped("reading the runs for the table and the report ...")
     print_report([planned.out])

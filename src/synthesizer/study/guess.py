@@ -17,18 +17,14 @@ from synthesizer.data.sources import SPLITS, Source, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import recipe_names
 from synthesizer.experiment.recipe_keys import TASKS, Data
+from synthesizer.study.guess_sizes import Amount, Scale, infer_sizes, say_sizes, scale_of
 
-EPOCHS = {"translation": 30, "summarization": 10}
-CUT = {"translation": 0.01}  # share of texts that may be longer than max_len; else:
-MOST_CUT = 0.05
-LONGEST = 512  # tokens of an inferred max_len
 WORDS = 4  # a vocabulary of words is this many times one of pieces
 DROPOUT = (0.3, 0.5)  # tried beside the recipe's own
-LOOKS, PATIENCE = 20, 5  # evaluations of a run, and how many without a better one end it
-FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
 HELD_OUT, MOST_HELD_OUT = 500, 0.1  # rows of a split cut from train, if no larger a share of it
 LABEL_LENGTH = 40  # characters of a label, at most
 READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are examined
+COLUMN = "data.columns."
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
@@ -52,26 +48,6 @@ class Guess:
     choices: tuple[Choice, ...] = ()
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A model that suits so much text; characters per token are of its vocabulary."""
-
-    below: float  # characters of text
-    d_model: int
-    num_layers: int
-    vocab_size: int
-    characters: float
-    batch_tokens: int
-    lr: float
-
-
-SCALES = (
-    Scale(2e6, 64, 2, 2000, 2.5, 2048, 2e-3),
-    Scale(2e7, 128, 2, 8000, 3.5, 4096, 1e-3),
-    Scale(float("inf"), 256, 4, 16000, 4.0, 8192, 5e-4),
-)
-
-
 def is_data(name: str) -> bool:
     """Whether a user's word names data rather than a recipe."""
     path = Path(name)
@@ -83,7 +59,7 @@ def is_data(name: str) -> bool:
 def infer_recipe(
     name: str, task: str | None = None, given: Mapping[str, str] | None = None
 ) -> Guess:
-    """Guess what to do with a file; a task and columns that are given are not guessed."""
+    """Guess what to do with a file; what the user sets, by its key, is not guessed."""
     path = Path(name)
     if not path.exists():
         raise UserError(
@@ -94,8 +70,10 @@ def infer_recipe(
     source = open_source(
         Data.model_validate({split: str(file) for split, file in splits.items()}), None
     )
-    sample, num_rows = _sample(path, source)
-    columns = _Columns.of(sample, given or {})
+    sample, num_rows, is_all = _sample(path, source)
+    given = given or {}
+    named = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
+    columns = _Columns.of(sample, named)
     if task is None:
         task, reason = _guess_task(path, columns)
     elif task in TASKS and TASKS[task].from_file:
@@ -104,9 +82,9 @@ def infer_recipe(
         known = ", ".join(name for name, info in TASKS.items() if info.from_file)
         raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
     roles = columns.roles(task)
-    total = _characters(path)
-    scale = next(scale for scale in SCALES if total < scale.below)
-    sizes, words = _sizes(task, scale, total, columns.lengths(roles))
+    amount = Amount(columns.mean_bytes(roles) * num_rows if is_all else _bytes(path), is_all)
+    lengths = columns.lengths(roles)
+    sizes = infer_sizes(task, amount, lengths, given)
     values: dict[str, Any] = {
         "name": path.stem if len(splits) == 1 else path.absolute().parent.name
     }
@@ -114,25 +92,29 @@ def infer_recipe(
     share = _holdout(num_rows) if len(splits) < len(SPLITS) else None
     values |= {} if share is None else {"data.holdout": share}
     values |= {f"data.columns.{role}": column for role, column in roles.items()}
-    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
-    unused = [column for column in sample[0].fields if column not in roles.values()]
-    if named and unused:
-        named += f"; not used: {', '.join(unused)}"
-        if task == "classification" and set(unused) & set(columns.texts):
-            named += " (if the label depends on two texts, join them in one column)"
     return Guess(
         task,
         tuple(f"{key}={json.dumps(value)}" for key, value in {**values, **sizes}.items()),
         (
             f"task: {task} ({reason})",
-            *([f"columns: {named}"] if named else []),
+            *_say_columns(task, columns, roles),
             *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
-            *words,
+            *say_sizes(task, sizes, amount, lengths, given),
             *([] if share is None else [f"held out: {share:.0%} of the rows for each split cut"]),
         ),
         source,
-        _choices(task, scale),
+        _choices(task, scale_of(amount)),
     )
+
+
+def _say_columns(task: str, columns: "_Columns", roles: dict[str, str]) -> list[str]:
+    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
+    unused = [name for name in columns.sample[0].fields if name not in roles.values()]
+    if named and unused:
+        named += f"; not used: {', '.join(unused)}"
+        if task == "classification" and set(unused) & set(columns.texts):
+            named += " (if the label depends on two texts, join them in one column)"
+    return [f"columns: {named}"] if named else []
 
 
 def _choices(task: str, scale: Scale) -> tuple[Choice, ...]:
@@ -149,13 +131,22 @@ def _holdout(num_rows: int) -> float | None:
     return share if share > Data().holdout else None
 
 
-def _sample(path: Path, source: Source) -> tuple[list[Row], int]:
-    """Rows from all over the beginning, as files are often sorted by label, and of how many."""
-    rows = [row for row in islice(source.splits["train"](), READ) if not row.fault]
+def _sample(path: Path, source: Source) -> tuple[list[Row], int, bool]:
+    """Rows from all over the beginning, as files are often sorted by label; of how many; of all?"""
+    read = list(islice(source.splits["train"](), READ))
+    rows = [row for row in read if not row.fault]
     if not rows:
         raise UserError(f"{path} has no readable row; expected text, or rows with columns")
     some = rows[:: max(1, len(rows) // SAMPLE)]
-    return [row._replace(fields=flat_fields(row.fields)) for row in some], len(rows)
+    sample = [row._replace(fields=flat_fields(row.fields)) for row in some]
+    return sample, len(rows), len(read) < READ
+
+
+def _bytes(path: Path) -> float:
+    """About how much text there is, from the size on disk; parquet is packed."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return size * (2.0 if path.suffix == ".parquet" else 1.0)
 
 
 def _splits(path: Path) -> dict[str, Path]:
@@ -225,9 +216,20 @@ class _Columns:
 
     def lengths(self, roles: dict[str, str]) -> list[int]:
         """Characters of the longest text of each row."""
+        return [max(map(len, row)) for row in self._texts(roles)]
+
+    def mean_bytes(self, roles: dict[str, str]) -> float:
+        """UTF-8 of a row's texts; labels and what is not used are none."""
+        rows = self._texts(roles)
+        return statistics.fmean(
+            sum(len(text.encode("utf-8", "replace")) for text in row) for row in rows
+        )
+
+    def _texts(self, roles: dict[str, str]) -> list[tuple[str, ...]]:
+        """Of each row, what is trained on."""
         names = [name for role, name in roles.items() if role != "label"]
         columns = [_values(self.sample, name) for name in names or self.sample[0].fields]
-        return [max(map(len, row)) for row in zip(*columns, strict=True)]
+        return list(zip(*columns, strict=True))
 
 
 def _values(sample: list[Row], name: str) -> list[str]:
@@ -264,6 +266,11 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     if dialog and isinstance(first[dialog[0]], list):
         return "dialogue", f"'{dialog[0]}' holds lists of turns"
     _refuse_lists_of_labels(path, columns)
+    if not texts and any(_is_text(columns.sample, name) for name in first):
+        raise UserError(
+            f"{path} has too few rows ({len(columns.sample)}) to tell text from labels; expected "
+            "hundreds, of which some are held out: give more rows"
+        )
     if not texts:
         raise UserError(
             f"{path} has the columns {', '.join(first)} and none of text; "
@@ -334,77 +341,3 @@ def _task_of_pairs(columns: _Columns) -> tuple[str, str]:
     if columns.mean_length(source) > 3 * columns.mean_length(target):
         return "summarization", f"'{target}' is less than a third as long as '{source}'"
     return "translation", f"'{source}' and '{target}' are texts of similar length"
-
-
-def _sizes(
-    task: str, scale: Scale, total: float, lengths: list[int]
-) -> tuple[dict[str, Any], list[str]]:
-    """Vocabulary, length, width and steps, and the words that say so."""
-    in_bytes = task == "language_modeling" and scale.d_model < 256
-    characters = 1.0 if in_bytes else scale.characters
-    cut = CUT.get(task, MOST_CUT)
-    longest = _percentile(lengths, 1 - cut)
-    window = 64 if scale.d_model == 64 else 128
-    fits = window if task == "language_modeling" else round_up(longest / characters + 2)
-    tokens = total / characters
-    steps = _steps(EPOCHS.get(task, 10) * tokens / scale.batch_tokens)
-    writes = TASKS[task].kind == "encoder_decoder"
-    looks, patience = (FEW_LOOKS, LITTLE_PATIENCE) if writes else (LOOKS, PATIENCE)
-    every = max(20, steps // looks)
-    sizes = {
-        "text.kind": "byte" if in_bytes else "bpe",
-        **({} if in_bytes else {"text.vocab_size": scale.vocab_size}),
-        "model.max_len": fits,
-        "model.d_model": scale.d_model,
-        "model.num_layers": scale.num_layers,
-        "train.batch_tokens": max(scale.batch_tokens, 4 * fits),
-        "train.lr": scale.lr,
-        "train.steps": steps,
-        "train.warmup": steps // 10,
-        "train.checkpoint_every": max(100, steps // 4),
-        "train.patience": patience,
-        "evaluate.every": every,
-    }
-    why = "the window"
-    if task != "language_modeling":
-        why = f"{100 * (1 - cut):.0f} of 100 texts have up to {longest:,} characters"
-        why += "; longer ones are cut" if fits < longest / characters else ""
-    words = [
-        f"text: {_readable(total)} characters, as {sizes['text.kind']} tokens"
-        + ("" if in_bytes else f" of a vocabulary of {scale.vocab_size:,}"),
-        f"max_len: {fits} ({why})",
-        f"model: {scale.num_layers} layers of width {scale.d_model} (from the amount of text)",
-        f"steps: {steps} of {sizes['train.batch_tokens']:,} tokens "
-        f"(about {steps * scale.batch_tokens / max(1.0, tokens):.0f} times through the text)",
-        f"stopping: the best weights on validation are kept, looked at every {every} steps; "
-        f"{patience} looks without a better one end a run",
-    ]
-    return sizes, words
-
-
-def _steps(wanted: float) -> int:
-    return int(min(3000, max(200, round(wanted, -2))))
-
-
-def round_up(length: float) -> int:
-    """A max_len for texts of so many tokens."""
-    return int(min(LONGEST, max(16, -(-length // 16) * 16)))
-
-
-def _percentile(values: list[int], share: float) -> int:
-    ordered = sorted(values)
-    return ordered[int(share * (len(ordered) - 1))]
-
-
-def _characters(path: Path) -> float:
-    """About how much text there is, from the size on disk; parquet is packed."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    return size * (2.0 if path.suffix == ".parquet" else 1.0)
-
-
-def _readable(number: float) -> str:
-    for unit, factor in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number:.0f}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from synthesizer.experiment.progress import clock
 from synthesizer.untrusted import printable
 
+WHOLE = {"validation": "for these trials", "test": "in all"}  # what is left, by what is measured
 LONG = 36_000.0  # seconds, from which on they are shown in hours
 MARGIN = 3  # free at the right: what a terminal echoes there must not start a line
 COLUMNS = (  # and widths; that of a step depends on how many there are
@@ -110,7 +111,7 @@ class StatusLines:
             run = status.running[name]
             for key in ("step", "steps", "loss", "rate", "left"):
                 setattr(run, key, event[key])
-            self._progress(row, f"{name}: {run}, {self._left()} in all")
+            self._progress(row, f"{name}: {run}, {self._left()} {WHOLE[self.split]}")
         elif kind == "measure":
             status.running[name].metric = event["value"]
         elif kind in ("done", "failed", "retry"):
@@ -188,7 +189,7 @@ class LiveTable(StatusLines):
 
     def _table(self) -> Table:
         """Columns of a fixed width, so that nothing moves but the numbers."""
-        whole = f"{self._count()} runs, {self._left()} left in all"
+        whole = f"{self._count()} runs, {self._left()} left {WHOLE[self.split]}"
         done = ", once done on test" if self.split == "test" else ""
         meaning = " ".join(
             filter(None, ["metric:", escape(printable(self.metric)), f"on validation{done}"])

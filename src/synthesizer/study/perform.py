@@ -15,7 +15,7 @@ from synthesizer.study.pool import WorkerPool
 
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
-STAGES = {"validation": "for the search", "test": "in all"}  # what the runs of a split are
+STAGES = {"validation": "for these trials", "test": "for all runs of the table"}  # of a split
 
 Say = Callable[[str], None]
 
@@ -63,7 +63,7 @@ def perform(
         Run(job.path).claim(job.recipe)
     left = [job for job in jobs if not Run(job.path).is_finished]
     if len(left) < len(jobs):
-        say(f"{len(jobs) - len(left)} of {_count(len(jobs), 'run')} finished already")
+        say(_say_finished(len(jobs) - len(left), len(jobs), jobs[0].split))
     if not left:
         plan.write()
         return
@@ -155,6 +155,12 @@ def _row_status(
         done = [main_metric(run.result(), split)[1] for run, split in finished]
         rows[number] = RowStatus(row.label, len(own) + coming.get(number, 0), seconds, done)
     return rows
+
+
+def _say_finished(number: int, jobs: int, split: str) -> str:
+    if split == "test":
+        return f"{number} of {_count(jobs, 'run')} finished already"
+    return f"{number} of {_count(jobs, 'trial')} finished before and not trained again"
 
 
 def _count(number: int, noun: str) -> str:

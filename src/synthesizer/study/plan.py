@@ -32,7 +32,6 @@ from synthesizer.untrusted import check_folder_name, read_regular
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
-COLUMN = "data.columns."
 PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 
@@ -232,16 +231,15 @@ def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
     guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
         given = _given(asked.overrides)
-        columns = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
-        guess = infer_recipe(asked.recipe, given.get("task"), columns)
+        guess = infer_recipe(asked.recipe, given.get("task"), given)
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
         return guess, (*guessed, *asked.overrides), words
     whole = load_recipe(base, overrides=guessed)
     overrides = (*guessed, *_quicken(whole), *asked.overrides)
     steps = load_recipe(base, overrides=overrides).train.steps
-    said = f"quick: one seed, {steps} steps where the recipe has {whole.train.steps}; no verdict"
-    return guess, overrides, (*words, said)
+    fewer = f" where the recipe has {whole.train.steps}" if steps != whole.train.steps else ""
+    return guess, overrides, (*words, f"quick: one seed, {steps} steps{fewer}; no verdict")
 
 
 def _fingerprint(recipe: Recipe, known: Source | None) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 from synthesizer.experiment.recipe import leaves, load_recipe
 from synthesizer.experiment.run import Run
-from synthesizer.study.guess import LONGEST, Choice, round_up
+from synthesizer.study.guess import Choice
+from synthesizer.study.guess_sizes import LONGEST, round_up
 from synthesizer.study.plan import Plan
 from synthesizer.study.rows import DOT, Row
 from synthesizer.study.tune import best_of
@@ -58,6 +59,7 @@ def choose_settings(plan: Plan, train: Train, say: Say) -> Plan:
             Row(f"{choice.name} {value}", DOT, f"trials/{path.parent.name}", changes=option)
             for value, path, option in zip(values, paths, options, strict=True)
         ]
+        say(f"{choice.name}: {len(rows)} trials of dot ({', '.join(values)}), chosen on validation")
         train(plan.with_rows(rows), paths)
         trials = [_record(plan, *trial) for trial in zip(options, paths, strict=True)]
         best = best_of(trials)
