@@ -81,7 +81,7 @@ def test_what_is_best_on_validation_is_chosen_recorded_and_not_tried_again(asked
     assert "tokenizer: 2 trials of dot (bpe, word), chosen on validation" in said
     assert "1 of 3 trials finished before and not trained again" in said
     assert sum(" for these trials (2 runs left, 1 worker " in line for line in said) == 2
-    assert sum(" for all runs of the table (1 run left, 1 worker " in line for line in said) == 1
+    assert sum(" for these runs (1 run left, 1 worker " in line for line in said) == 1
     study = json.loads((asked.out / "study.json").read_text())
     assert [one["choice"] for one in study["measured"]] == ["tokenizer", "dropout"]
     assert study["measured"][1]["chosen"] == ["model.dropout=0.3"]

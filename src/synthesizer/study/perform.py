@@ -15,7 +15,7 @@ from synthesizer.study.pool import WorkerPool
 
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
-STAGES = {"validation": "for these trials", "test": "for all runs of the table"}  # of a split
+STAGES = {"validation": "for these trials", "test": "for these runs"}  # by their split
 
 Say = Callable[[str], None]
 
