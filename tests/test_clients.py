@@ -1,20 +1,23 @@
 """What programs on top of Hugging Face's `generate` and forward ask of a model."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from synthesizer.data.tokenizer import train_tokenizer
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe_keys import Text
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import SynthesizerForCausalLM, SynthesizerForConditionalGeneration
+from tiny import environment
 
+PAGE = Path(__file__).parents[1] / "docs" / "hugging_face.md"
 SYNTHESES = ["random+dot", "random", "dense", "dot"]
 IDS = torch.tensor([[5, 9, 40, 9, 7, 30, 9, 40]])
 
@@ -78,8 +81,7 @@ def test_prompts_padded_on_the_right_are_refused_by_name():
 def test_the_example_of_lora_in_the_docs_runs(tmp_path, monkeypatch):
     """A table's adapter learns, is saved and loaded, and merges into the table."""
     pytest.importorskip("peft")
-    page = Path(__file__).parents[1] / "docs" / "hugging_face.md"
-    (example,) = re.findall(r"```python\n(from peft .*?)```", page.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(from peft .*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     build(SynthesizerForCausalLM, "random+dot").save_pretrained("base")
     names = {"ids": IDS}
@@ -105,17 +107,33 @@ def test_an_adapter_that_would_not_reach_the_keys_is_refused():
         adapted(IDS)
 
 
-def test_a_folder_opened_before_the_import_fails_with_the_message_that_the_docs_quote(
-    tmp_path, monkeypatch
-):
-    build(SynthesizerForCausalLM).save_pretrained(tmp_path)
-    known = {k: v for k, v in CONFIG_MAPPING._extra_content.items() if k != "synthesizer"}
-    monkeypatch.setattr(CONFIG_MAPPING, "_extra_content", known)
-    page = (Path(__file__).parents[1] / "docs" / "hugging_face.md").read_text()
-    with pytest.raises(ValueError, match="model type `synthesizer` but Transformers does") as error:
-        AutoModelForCausalLM.from_pretrained(tmp_path)
+def test_the_example_of_loading_in_the_docs_fails_as_quoted_without_its_first_line(tmp_path):
+    """And the line to type is that first line."""
+    build(SynthesizerForCausalLM).save_pretrained(tmp_path / "folder")
+    page = " ".join(PAGE.read_text().split())
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    first, _, rest = example.partition("\n")
+    script = f"""
+try:
+    exec({rest!r})
+except ValueError as error:
+    print(error)
+exec({example!r})
+print(type(model).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    refused, *_, opened = done.stdout.splitlines()
     (quoted,) = re.findall(r'The checkpoint [^."]*', page)
-    assert " ".join(quoted.split()) in str(error.value)
+    assert quoted in refused
+    assert f"type `{first.split('  #')[0]}`" in page
+    assert opened == "SynthesizerForCausalLM"
 
 
 @pytest.mark.parametrize("synthesis", SYNTHESES)

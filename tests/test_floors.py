@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from corpus import SMALL, pairs, write_tsv
+from corpus import SMALL, pairs, small, write_tsv
 from synthesizer.data.batch import Ragged
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.metrics import token_bigram_perplexity
@@ -104,6 +104,20 @@ def test_every_study_has_a_floor_in_the_unit_of_its_main_metric(task, tmp_path):
     floor = known[name]["test"]
     low, high = {"probe": (5, 8), "language_modeling": (1, 300)}.get(task, (0, 100.1))
     assert low <= floor <= high
+
+
+def test_labels_have_the_floors_of_the_commonest_and_of_a_bag_of_words(tmp_path):
+    """One word says the label, wherever it stands."""
+    rows = [
+        (f"{source} good {target}" if n % 2 else f"bad {source} {target}", ["no", "yes"][n % 2])
+        for n, (source, target) in enumerate(pairs(300))
+    ]
+    path = write_tsv(tmp_path / "reviews.tsv", [("text", "label"), *rows])
+    known = build_task(small("classification", f"data.train={path}", "data.holdout=0.2")).report
+    assert set(known) & set(WITHOUT_A_NETWORK) == {"majority", "bag_of_words"}
+    for split in ("validation", "test"):
+        assert known["majority"][split] < 70
+        assert known["bag_of_words"][split] > 95
 
 
 def test_a_floor_of_bits_per_byte_is_not_set_beside_a_perplexity(tmp_path):

@@ -186,6 +186,28 @@ def test_generate_returns_attention_weights_when_asked():
     assert output.attentions[1][0].shape == (1, 3, 1, 4)
 
 
+@pytest.mark.parametrize("cls", [SynthesizerForCausalLM, SynthesizerForConditionalGeneration])
+@pytest.mark.parametrize(("spec", "has_keys"), [("random", False), ("dense", False), ("dot", True)])
+def test_generate_returns_a_cache_of_the_usual_shape_without_keys_that_nothing_needs(
+    cls, spec, has_keys
+):
+    model = build(cls, spec)
+    asked = {"max_new_tokens": 3, "return_dict_in_generate": True, **NO_STOP}
+    output = model.generate(ids(2, 4), **asked)
+    shapes = [(2, 3, output.sequences.shape[1] - 1, model.config.d_model // 3)]
+    caches = [output.past_key_values]
+    if cls.kind == "encoder_decoder":
+        caches = [caches[0].self_attention_cache, caches[0].cross_attention_cache]
+        shapes.append((2, 3, 4, model.config.d_model // 3))
+    for cache, shape, keys in zip(caches, shapes, [has_keys, True], strict=False):
+        assert len(cache) == 2
+        assert cache.get_seq_length() == shape[2]
+        for layer in cache.layers:
+            assert layer.values.shape == shape
+            assert (layer.keys is None) != keys
+            assert layer.keys is None or layer.keys.shape == shape
+
+
 @pytest.mark.parametrize("spec", ["random+dot", "factorized_dense"])
 def test_gradient_checkpointing_changes_no_gradient(spec):
     model, tokens = build(SynthesizerForCausalLM, spec).train(), ids(2, 6)

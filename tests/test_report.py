@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -16,9 +17,9 @@ from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
-from synthesizer.report import metric_tables
+from synthesizer.report import metric_tables, plots
 from synthesizer.report.page import Section, page
-from synthesizer.report.plots import lower_edge, pareto
+from synthesizer.report.plots import lower_edge, pareto, quality_and_speed
 from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
 from synthesizer.report.tables import _bytes, cells
@@ -78,7 +79,11 @@ def make_run(
         "threads": 1,
         "sharpness": {} if spec == "none" else {"decoder": 0.5},
         "steps_per_token": {"decoder": 1.75} if spec == "dense" else None,
-        "data": {"origin": "built-in shift", "bigram": {"validation": 1.0, "test": 12.345}},
+        "data": {
+            "origin": "built-in shift",
+            "bigram": {"validation": 1.0, "test": 12.345},
+            "bag_of_words": {"validation": 1.0, "test": 3.21},
+        },
         "commit": commit,
         "versions": {"synthesizer": "0.1.0", "torch": "2.13.0"},
     }
@@ -151,10 +156,14 @@ def test_the_answer_and_every_verdict_are_told(study):
 
 
 def test_what_can_be_had_without_a_network_is_told(study):
-    told = "an interpolated bigram model of train has 12.35 (token accuracy, %)"
+    floors = (
+        "an interpolated bigram model of train has 12.35",
+        "logistic regression on the tokens of a text, in whatever order, has 3.21",
+    )
     for name in ("report.html", "report.md"):
         text = (study / name).read_text()
-        assert f"Without any network, {told} on the same examples." in text
+        for told in floors:
+            assert f"Without any network, {told} (token accuracy, %) on the same examples." in text
 
 
 def test_how_deep_tokens_go_has_a_column_where_a_row_tells_it(study, tmp_path):
@@ -476,6 +485,23 @@ def test_names_beside_a_plot_do_not_overlap():
         assert min(b - a for a, b in pairwise(placed)) > 0.0749
         assert min(placed) >= 0
     assert _spread([0.2, 0.21, 0.9]) == pytest.approx([0.1675, 0.2425, 0.9])
+
+
+def test_points_are_named_by_their_looks_and_not_by_lines(tmp_path, monkeypatch):
+    """Lines from close points to their names crossed in a bundle."""
+    figures = []
+    monkeypatch.setattr(plots, "to_svg", lambda figure, title: figures.append(figure) or "")
+    close = "dot", "random", "dense", "relative", "random+dot", "dense+dot", "fixed_random"
+    for number, spec in enumerate(close):
+        make_run(tmp_path / spec, spec, 1, 0.5 + number / 1000)
+    (summary,) = summarize_all([tmp_path])
+    quality_and_speed(summary)
+    (axes,) = figures[0].axes
+    (front,) = (line for line in axes.lines if line.get_marker() == "None")
+    assert front.get_drawstyle() == "steps-pre"
+    looks = Counter((line.get_marker(), line.get_color()) for line in axes.lines if line != front)
+    assert [*looks.values()] == [2] * len(close), "each look is that of one point and one name"
+    assert [text.get_text() for text in axes.texts] == [line.row.label for line in summary.lines]
 
 
 def test_another_tool_can_wrap_its_sections():
