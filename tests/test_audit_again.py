@@ -50,16 +50,20 @@ def real_logits(model, batch):
     return logits[mask.bool()] if same else logits
 
 
-def check_steps(model, batch, heads, lengths):
-    """Twice converted equals converted at once, and equals what the second audit's hook showed."""
-    layers = found(model, batch)
-    first, second = (chosen(each, layers, lengths) for each in heads)
-    once = {
+def joined(first, second):
+    """The tables of both steps by layer."""
+    return {
         place: first[place].joined(second[place]) if place in first and place in second
         else first.get(place, second.get(place))
         for place in {**first, **second}
     }  # fmt: skip
-    at_once = build_converted(model, layers, once)
+
+
+def check_steps(model, batch, heads, lengths):
+    """Twice converted equals converted at once, and equals what the second audit's hook showed."""
+    layers = found(model, batch)
+    first, second = (chosen(each, layers, lengths) for each in heads)
+    at_once = build_converted(model, layers, joined(first, second))
     half = build_converted(model, layers, first)
     with torch.no_grad(), Hook(half) as hook:
         again = hook.discover(batch)
@@ -110,12 +114,7 @@ def test_so_it_is_for_our_own_models(case, heads):
     places = {layer.name: place for place, layer in enumerate(again)}
     moved = {places[layers[place].name]: table for place, table in second.items()}
     twice = build_converted(half, again, moved)
-    once = {
-        place: first[place].joined(second[place]) if place in first and place in second
-        else first.get(place, second.get(place))
-        for place in {**first, **second}
-    }  # fmt: skip
-    at_once = build_converted(model, layers, once)
+    at_once = build_converted(model, layers, joined(first, second))
     assert twice.config.synthesis == at_once.config.synthesis
     assert twice.config.decoder_synthesis == at_once.config.decoder_synthesis
     state, other = twice.state_dict(), at_once.state_dict()
