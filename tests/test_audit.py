@@ -34,7 +34,8 @@ from synthesizer.audit.encode import encode, tuning_rows
 from synthesizer.audit.examples import Example, _token_losses, read_examples, run
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.run import Asked, audit
+from synthesizer.audit.run import audit
+from synthesizer.audit.subject import Asked
 from synthesizer.audit.tune import Tuning, tune
 from synthesizer.cli import main
 from synthesizer.errors import UserError
@@ -104,13 +105,13 @@ CASES = {
 }
 
 
-def measured(home, metric, out, **more):
+def measured(home, metric, out, say=lambda text: None, **more):
     model, data = CASES[metric]
     asked = Asked(
         model=str(home / model), data=home / data, out=out, metric=metric, max_len=12,
         rank_examples=4, fit_examples=20, rankings=2, steps=3, **more,
     )  # fmt: skip
-    return audit(asked, lambda text: None)
+    return audit(asked, say)
 
 
 @pytest.mark.parametrize("metric", CASES)

@@ -47,10 +47,11 @@ def audit(
     """Measure which heads of a pretrained Transformer need their dot products.
 
     Replaces heads by their average attention, measures the cost, and says how many can be replaced.
+    Stopped, the same command goes on behind what it has measured.
     """
     silence_libraries()
-    from synthesizer.audit.run import Asked
     from synthesizer.audit.run import audit as measure
+    from synthesizer.audit.subject import Asked
 
     asked = Asked(
         model=model,

@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from synthesizer.audit.cost import Point, Say, most_heads
+from synthesizer.audit.cost import Point, most_heads
 from synthesizer.audit.encode import tuning_rows
 from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Layer, tables_before
 from synthesizer.audit.load import load_model, load_tokenizer, reads_targets, run_of, settle_padding
+from synthesizer.audit.measured import Say
 from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune

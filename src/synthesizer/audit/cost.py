@@ -6,9 +6,9 @@ examples, the same ones for both models, so that what is hard for both cancels.
 
 import math
 import random
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from synthesizer.audit.averages import Average
 from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
 from synthesizer.audit.hook import Hook
+from synthesizer.audit.measured import Measured, Say
 from synthesizer.metrics.per_example import Statistics
 from synthesizer.models.tables import HeadTables
 
 Head = tuple[int, int]  # layer, head
-Say = Callable[[str], None]
 RESAMPLES = 2000
-SAID_EVERY = 60  # seconds
 LEVEL = 0.05  # the chance that a bound is passed, at each end
 _NORMAL = 1.6449  # its quantile
 
@@ -60,19 +59,23 @@ class Point:
 class Auditor:
     """Replace heads of a hooked model by their averages, and measure."""
 
-    def __init__(self, hook: Hook, averages: Sequence[Average], kind: str) -> None:
+    def __init__(
+        self, hook: Hook, averages: Sequence[Average], kind: str, measured: Measured | None = None
+    ) -> None:
         self.hook = hook
         self.heads: list[Head] = [
             (place, head) for place, layer in enumerate(hook.layers) for head in layer.dots
         ]
-        self._whole = [average.tables(kind) for average in averages]
+        self.whole = [average.tables(kind) for average in averages]
+        self.measured = measured or Measured()
+        self.original = cache(partial(self.outcome, ()))  # of examples, each read once
 
     def tables(self, heads: Iterable[Head]) -> dict[int, HeadTables]:
         """By layer, the tables of these heads."""
         chosen: dict[int, list[int]] = {}
         for layer, head in sorted(map(tuple, heads)):
             chosen.setdefault(layer, []).append(head)
-        return {layer: self._whole[layer].pick(inside) for layer, inside in chosen.items()}
+        return {layer: self.whole[layer].pick(inside) for layer, inside in chosen.items()}
 
     def outcome(self, heads: Iterable[Head], examples: Examples) -> Outcome:
         """What the model makes of the examples with these heads replaced."""
@@ -86,21 +89,23 @@ class Auditor:
         self, examples: Examples, replaced: Sequence[Head] = (), *, say: Say
     ) -> list[HeadCost]:
         """What each head not yet replaced costs beyond those that are, cheapest first."""
-        original = self.outcome((), examples)
-        base = self.outcome(replaced, examples) if replaced else original
-        found: list[HeadCost] = []
-        heads = [head for head in self.heads if head not in replaced]
-        begun = said = time.monotonic()
-        for head in heads:
-            if found and (now := time.monotonic()) - said > SAID_EVERY:
-                said, left = now, (now - begun) / len(found) * (len(heads) - len(found))
-                say(f"{len(found)} of {len(heads)} heads measured, {left / 60:.0f} minutes to go")
+        base = cache(lambda: self.outcome(replaced, examples))
+
+        def cost(head: Head) -> HeadCost:
             outcome = self.outcome([*replaced, head], examples)
+            original = self.original(examples)
             moved = outcome.moved_from(original, examples.metric)
             center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
             interval = center - _NORMAL * error, center + _NORMAL * error
-            point = compare(outcome, base, original, examples, 1)
-            found.append(HeadCost(*head, center, *interval, point.cost, point.low, point.high))
+            point = compare(outcome, base() if replaced else original, original, examples, 1)
+            return HeadCost(*head, center, *interval, point.cost, point.low, point.high)
+
+        measures = {
+            f"head {head} of layer {layer} behind {len(replaced)}": partial(cost, (layer, head))
+            for layer, head in self.heads
+            if (layer, head) not in replaced
+        }
+        found = self.measured.all(measures, HeadCost, say, "heads")
         return sorted(found, key=lambda cost: cost.moved)
 
     def walk(
@@ -119,22 +124,26 @@ class Auditor:
         return order
 
     def curve(
-        self, examples: Examples, order: Sequence[Head], counts: Sequence[int], say: Say
-    ) -> list[Point]:
+        self, examples: Examples, order: Sequence[Head], counts: Sequence[int], say: Say,
+        name: str = "measured",
+    ) -> list[Point]:  # fmt: skip
         """The metric with the first k heads of the order replaced, for every k of counts."""
-        original = self.outcome((), examples)
-        points = []
-        for count in counts:
+
+        def point(count: int) -> Point:
+            original = self.original(examples)
             outcome = self.outcome(order[:count], examples) if count else original
-            points.append(compare(outcome, original, original, examples, count))
-            say(f"{count} of {len(order)} heads replaced: {points[-1].value:.4g}")
-        return points
+            found = replace(compare(outcome, original, original, examples, count), order=name)
+            say(f"{count} of {len(order)} heads replaced: {found.value:.4g}")
+            return found
+
+        measures = {f"{count} in {name} order": partial(point, count) for count in counts}
+        return self.measured.all(measures, Point, say, "points")
 
     def most_moved(
         self, examples: Examples, heads: Sequence[Head], count: int
     ) -> list[dict[str, Any]]:
         """The examples whose outputs move farthest with these heads replaced."""
-        original, outcome = self.outcome((), examples), self.outcome(heads, examples)
+        original, outcome = self.original(examples), self.outcome(heads, examples)
         moved = outcome.moved_from(original, examples.metric)
         if examples.metric == "spearman":  # a row of its own for each text of a pair
             moved = moved.reshape(-1, 2).mean(1)

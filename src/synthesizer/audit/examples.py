@@ -41,7 +41,7 @@ class Example:
     target: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Examples:
     """Examples encoded for one model and one metric."""
 
@@ -57,6 +57,13 @@ class Examples:
 
     def __len__(self) -> int:
         return sum(len(chosen) for chosen, _ in self.batches) // (1 + (self.metric == "spearman"))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that the model reads, and what it is measured by."""
+        for _, inputs in self.batches:
+            yield from inputs.values()
+        if self.metric in ("accuracy", "spearman"):
+            yield torch.tensor(self.targets)
 
     def inputs(self, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
         """What the model reads, batch by batch; its decoder, if it has one, reads the labels."""

@@ -1,18 +1,14 @@
 """One audit, from a model and texts to an answer.
 
-    audit.json           what was measured: heads, ranking, curve, answer
-    tables.safetensors   each head's average attention, as logits
-    report.html          the same as a page
-
-Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
-the curve, unless --fit names a file of its own. A run of ours has data of its own: its train
-split fits, its test split judges.
+audit.json           what was measured: heads, ranking, curve, answer
+tables.safetensors   each head's average attention, as logits
+report.html          the same as a page
+measured.jsonl       of an unfinished audit: what it has measured so far
 """
 
 import json
 import platform
-import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,146 +23,127 @@ from synthesizer.audit.convert import build_converted
 from synthesizer.audit.cost import (
     Auditor,
     HeadCost,
-    Say,
     checkpoints_of,
     most_heads,
     sentence,
     why_ended,
 )
-from synthesizer.audit.encode import encode
-from synthesizer.audit.examples import METRICS, Example, Examples, read_examples
 from synthesizer.audit.hook import Hook, Layer, tables_before
 from synthesizer.audit.load import (
     attend_fast,
-    check_metric,
-    guess_metric,
-    load_model,
-    load_tokenizer,
-    num_positions,
     run_of,
-    settle_padding,
 )
+from synthesizer.audit.measured import Measured, Say, fingerprint
 from synthesizer.audit.page import audit_page
 from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
-from synthesizer.audit.run_data import RunData
-from synthesizer.audit.size import LENGTHS, measure_speed, size_with
+from synthesizer.audit.size import measure_speed, size_with
+from synthesizer.audit.subject import (
+    Asked,
+    Subject,
+    check_asked,
+    check_tables,
+    check_unfinished,
+    read_subject,
+    timed_lengths,
+)
 from synthesizer.errors import UserError
+from synthesizer.experiment.lock import locked
 from synthesizer.experiment.run import provenance, write_atomically
-from synthesizer.models.converted import replaced_before
-from synthesizer.models.table_heads import is_own, other_layers
-from synthesizer.models.tables import KINDS
 
 SHOWN = 5  # examples whose outputs moved farthest
-LONGEST = 512  # tokens of a text, where neither the user nor the model says less
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user asked for."""
-
-    model: str
-    data: Path | None  # None: the run's own
-    out: Path
-    metric: str | None = None
-    keep: float = 0.99
-    fit: Path | None = None
-    max_len: int | None = None
-    examples: int | None = None  # that judge
-    fit_examples: int = 1000  # whose attention is averaged
-    rank_examples: int = 100
-    steps: int = 12  # of the curve
-    rankings: int = 3  # how often the ranking is measured
-    table: str = "relative"
-    lengths: tuple[int, ...] = ()  # of timed texts
-    seed: int = 0
-    command: str = ""
 
 
 def audit(asked: Asked, say: Say) -> dict[str, Any]:
-    """Measure which heads need their dot products; leave a record, tables and a page in out."""
-    _check(asked)
-    model = load_model(asked.model, asked.metric)
-    tokenizer = load_tokenizer(asked.model)
-    settle_padding(model, tokenizer)
-    metric = asked.metric or guess_metric(model)
-    check_metric(metric, model)
-    lengths = _lengths(asked, model)
-    if asked.data is None:
-        max_len = max(model.config.max_len, model.config.decoder_max_len)
-        fit, rank, judge = _run_parts(asked, metric)
-    else:
-        max_len = _max_len(asked, model)
-        fitting, judging = _split(asked, asked.data, metric)
-        fit, rank, judge = (
-            encode(rows, metric, model, tokenizer, max_len, limit)
-            for rows, limit in (
-                (fitting, asked.fit_examples),
-                (fitting, asked.rank_examples),
-                (judging, asked.examples),
-            )
-        )
-    left = _left(model)
-    _check_tables(asked, model)
-    if left:
-        say(f"left as they are: {', '.join(f'{name} ({left[name]})' for name in left)}")
-    with Hook(model) as hook:
-        hook.discover(judge.probe(model))
-        say(f"{len(hook.layers)} layers of self-attention; averaging the attention of each head")
-        averages = measure_averages(hook, fit.inputs(model), max_len)
-        explained = explain(hook, rank.inputs(model), averages)
-        auditor = Auditor(hook, averages, asked.table)
-        before = tables_before(hook.layers)
-        if before:
-            say(f"{before} heads are tables already, and stay as they are")
-        say(f"replacing each of {len(auditor.heads)} heads alone")
-        costs = auditor.costs(rank, say=say)
-        order = auditor.walk(rank, costs, asked.rankings, say)
-        counts = checkpoints_of(len(auditor.heads), asked.steps)
-        points = auditor.curve(judge, order, counts, say)
-        original = points[0].value
-        margin = (1 - asked.keep) * abs(original)
-        best = most_heads(points, margin)
-        halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
-        control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say)
-        moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
-    record = _record(asked, hook, metric, max_len, (fit, rank, judge))
-    record |= {
-        "left": left,
-        "value": original,
+    """Measure which heads need their dot products; leave a record, tables and a page in out.
+
+    An audit that was stopped goes on behind what it has measured.
+    """
+    check_asked(asked)
+    subject = read_subject(asked)
+    lengths = timed_lengths(asked, subject.model)
+    check_tables(asked, subject.model)
+    hook = Hook(subject.model)
+    with hook:
+        hook.discover(subject.judge.probe(subject.model))
+    if subject.left:
+        named = ", ".join(f"{name} ({spec})" for name, spec in subject.left.items())
+        say(f"left as they are: {named}")
+    _make_folder(asked.out)
+    with locked(asked.out, "auditing", say):
+        check_unfinished(asked.out)  # the process that was waited for may have finished it
+        with hook:
+            record = _record(asked, hook, subject)
+            count = len(hook.layers)
+            say(f"{count} layers of self-attention; averaging the attention of each head")
+            averages = measure_averages(hook, subject.fit.inputs(subject.model), subject.max_len)
+            auditor = _auditor(asked, subject, hook, averages, say)
+            record |= _measure(asked, subject, auditor, averages, say)
+        record["sizes"] = sizes(record)
+        say("timing forward passes")
+        record["speed"] = _speeds(subject.model, record, auditor, lengths)
+        _write(asked.out, record, averages, asked.table)
+        auditor.measured.finish()
+    return record
+
+
+def _auditor(
+    asked: Asked, subject: Subject, hook: Hook, averages: list[Average], say: Say
+) -> Auditor:
+    """An auditor that remembers what the same command has measured before it was stopped.
+
+    Averages tell one model's weights from others'. On another number of threads sums are rounded
+    otherwise, and measurements would be mixed.
+    """
+    auditor = Auditor(hook, averages, asked.table)
+    facts = {name: str(value) for name, value in asdict(asked).items()}
+    for name in ("out", "command", "lengths"):
+        del facts[name]
+    parameters = [p for tables in auditor.whole for p in tables.parameters()]
+    tensors = [t for part in (subject.rank, subject.judge) for t in part.tensors()]
+    facts |= {
+        "commit": str(provenance()["commit"]),
+        **_versions(),
+        "number of threads": str(torch.get_num_threads()),
+        "checksum of texts": str(fingerprint(tensors)),
+        "checksum of averages": str(fingerprint(parameters)),
+    }
+    auditor.measured = Measured(asked.out, facts)
+    if auditor.measured.num_known:
+        say(f"going on behind {auditor.measured.num_known} measurements")
+    return auditor
+
+
+def _measure(
+    asked: Asked, subject: Subject, auditor: Auditor, averages: list[Average], say: Say
+) -> dict[str, Any]:
+    """Rank the heads, walk down the ranking, and answer."""
+    rank, judge = subject.rank, subject.judge
+    explained = explain(auditor.hook, rank.inputs(subject.model), averages)
+    before = tables_before(auditor.hook.layers)
+    if before:
+        say(f"{before} heads are tables already, and stay as they are")
+    say(f"replacing each of {len(auditor.heads)} heads alone")
+    costs = auditor.costs(rank, say=say)
+    order = auditor.walk(rank, costs, asked.rankings, say)
+    points = auditor.curve(judge, order, checkpoints_of(len(order), asked.steps), say)
+    margin = (1 - asked.keep) * abs(points[0].value)
+    best = most_heads(points, margin)
+    halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
+    control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say, "random")
+    moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
+    return {
+        "left": subject.left,
+        "value": points[0].value,
         "margin": margin,
         "curve": [point.as_dict() for point in points],
-        "control": [{**point.as_dict(), "order": "random"} for point in control],
+        "control": [point.as_dict() for point in control],
         "order": order,
         "most_moved": moved,
         "heads": _heads(costs, explained),
         "answer": best.as_dict(),
-        "sentence": sentence(best, len(order), margin, metric, before),
-        "ended": why_ended(points, best, margin, metric),
+        "sentence": sentence(best, len(order), margin, subject.metric, before),
+        "ended": why_ended(points, best, margin, subject.metric),
     }
-    record["sizes"] = sizes(record)
-    say("timing forward passes")
-    record["speed"] = _speeds(model, record, auditor, lengths)
-    _write(asked.out, record, averages, asked.table)
-    return record
-
-
-def _left(model: PreTrainedModel) -> dict[str, str]:
-    """Layers that are no dot product and are left as they are, by name, and their specs."""
-    if is_own(model):
-        return other_layers(model)
-    before = replaced_before(model).items()
-    return {name: str(facts["spec"]) for name, facts in before if "spec" in facts}
-
-
-def _check_tables(asked: Asked, model: PreTrainedModel) -> None:
-    """New tables of a converted model are of the kind of those it has."""
-    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
-    if kinds - {asked.table}:
-        (kind,) = kinds - {asked.table}
-        raise UserError(
-            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
-            f"{kind}, or audit the model that it was made of"
-        )
 
 
 def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
@@ -196,88 +173,9 @@ def _speeds(
     return measure_speed(models, lengths)
 
 
-def _lengths(asked: Asked, model: PreTrainedModel) -> list[int]:
-    """The lengths to time: the user's, or those of LENGTHS that the model has positions for."""
-    limit = num_positions(model)
-    longer = [length for length in asked.lengths if limit is not None and length > limit]
-    if longer:
-        raise UserError(
-            f"--length is {longer[0]} and the model has positions for {limit} tokens; "
-            f"give at most {limit}"
-        )
-    return [n for n in asked.lengths or LENGTHS if n <= (limit or LONGEST) or asked.lengths]
-
-
-def _check(asked: Asked) -> None:
-    if asked.metric is not None and asked.metric not in METRICS:
-        raise UserError(f"--metric is {asked.metric!r}; choose from {', '.join(METRICS)}")
-    if asked.table not in KINDS:
-        raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
-    if asked.data is None:
-        if run_of(asked.model) is None:
-            raise UserError(
-                f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
-                "on; give a file of texts behind it"
-            )
-        for name, given in (("--fit", asked.fit), ("--max-len", asked.max_len)):
-            if given is not None:
-                raise UserError(
-                    f"{name} is for the texts of a file, and a run's own data are split and cut as "
-                    f"in training; leave it out, or name a file of texts"
-                )
-    if not 0 < asked.keep < 1:
-        raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
-    if (asked.out / RECORD).exists():
-        raise UserError(f"{asked.out} holds an audit already; name another --out, or remove it")
-    if asked.out.exists() and not asked.out.is_dir():
-        raise UserError(f"{asked.out} is not a directory; name another --out")
-
-
-def _max_len(asked: Asked, model: PreTrainedModel) -> int:
-    limit = num_positions(model)
-    if asked.max_len is None:
-        return min(LONGEST, limit or LONGEST)
-    if limit is not None and asked.max_len > limit:
-        raise UserError(
-            f"--max-len is {asked.max_len} and the model has positions for {limit} tokens; "
-            f"give at most {limit}: longer texts are cut there, and counted"
-        )
-    return asked.max_len
-
-
-def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
-    """What fits, ranks and judges, of a run's own data."""
-    run = run_of(asked.model)
-    assert run is not None
-    data = RunData(run, metric)
-    fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
-    return fit, rank, data.judging(asked.examples)
-
-
-def _split(asked: Asked, data: Path, metric: str) -> tuple[list[Example], list[Example]]:
-    """The rows that fit and the rows that judge."""
-    if asked.fit is not None:
-        fitting = read_examples(asked.fit, metric)
-        return _shuffled(fitting, metric, asked.seed), read_examples(data, metric)
-    rows = _shuffled(read_examples(data, metric), metric, asked.seed)
-    if len(rows) < 4:
-        raise UserError(
-            f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
-            "judge by, and hundreds for an answer"
-        )
-    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
-
-
-def _shuffled(rows: list[Example], metric: str, seed: int) -> list[Example]:
-    """In random order; rows that make windows of one stream stay beside their neighbours."""
-    return rows if metric == "loss" else random.Random(seed).sample(rows, len(rows))
-
-
-def _record(
-    asked: Asked, hook: Hook, metric: str, max_len: int, parts: tuple[Examples, Examples, Examples]
-) -> dict[str, Any]:
+def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
     """What was measured, on what, with what."""
-    fit, rank, judge = parts
+    fit, rank, judge = subject.fit, subject.rank, subject.judge
     config, run = hook.model.config, run_of(asked.model)
     name = "" if run is None else run.recipe().name
     data, fitted = f"{name}, its test split", "its train split"
@@ -291,11 +189,11 @@ def _record(
         "d_model": config.get_text_config().hidden_size,
         "data": data,
         "fit": fitted,
-        "metric": metric,
+        "metric": subject.metric,
         "higher_is_better": judge.higher_is_better,
         "keep": asked.keep,
         "table": asked.table,
-        "max_len": max_len,
+        "max_len": subject.max_len,
         "num_fit": len(fit),
         "num_rank": len(rank),
         "num_judge": len(judge),
@@ -305,12 +203,16 @@ def _record(
         "parameters": sum(p.numel() for p in hook.model.parameters()),
         "command": asked.command,
         "commit": provenance()["commit"],
-        "versions": {
-            "synthesizer": synthesizer.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "synthesizer": synthesizer.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
     }
 
 
@@ -319,16 +221,19 @@ def _heads(costs: list[HeadCost], explained: list[list[Explained]]) -> list[dict
     return [{**asdict(cost), **asdict(explained[cost.layer][cost.head])} for cost in costs]
 
 
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {out} ({error.strerror}); check --out") from None
+
+
 def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:
     tensors = {
         f"{place}.{name}": parameter.detach().contiguous()
         for place, average in enumerate(averages)
         for name, parameter in average.tables(kind).named_parameters()
     }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {out} ({error.strerror}); check --out") from None
     write_atomically(out / TABLES, lambda path: save_file(tensors, path))
     text = json.dumps(record, indent=1)
     write_atomically(out / RECORD, lambda path: _text(path, text))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from synthesizer.audit.cost import Say
 from synthesizer.audit.encode import pad
 from synthesizer.audit.load import attend_fast
+from synthesizer.audit.measured import Say
 from synthesizer.errors import UserError
 from synthesizer.models.table_heads import table_parameters
 from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint

@@ -156,11 +156,11 @@ class Run:
 
     def log(self, step: int, values: Mapping[str, object]) -> None:
         """Add a line to metrics.jsonl."""
-        self._append("metrics.jsonl", {"step": step, **values})
+        append_line(self.path / "metrics.jsonl", {"step": step, **values})
 
     def log_time(self, step: int, values: Mapping[str, object]) -> None:
         """Add a line to timing.jsonl."""
-        self._append("timing.jsonl", {"step": step, **values})
+        append_line(self.path / "timing.jsonl", {"step": step, **values})
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
@@ -195,15 +195,6 @@ class Run:
 
         write_atomically(self.path / name, fill)
 
-    def _append(self, name: str, values: dict[str, object]) -> None:
-        try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise cannot_write(self.path / name, error) from None
-
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
         try:
@@ -219,6 +210,17 @@ class Run:
             except (ValueError, RecursionError):
                 raise self._damaged(f"line {number} of {name} is damaged") from None
         return lines
+
+
+def append_line(path: Path, values: Mapping[str, object]) -> None:
+    """Add a line to a .jsonl file, and see it on the disk."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def parse_result(text: str) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""What an unfinished audit has measured, so that the same command goes on behind it.
+
+measured.jsonl holds one line of what was asked, of which model and texts, then one line for every
+head and every number of heads. It goes when audit.json is written.
+"""
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import append_line, write_text
+from synthesizer.untrusted import read_regular
+
+MEASURED = "measured.jsonl"
+SAID_EVERY = 60  # seconds
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+class Measured:
+    """Measurements by name; those that a stopped audit left are not made again."""
+
+    def __init__(self, folder: Path | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        self.path = None if folder is None else folder / MEASURED
+        self._known: dict[str, Any] = {}
+        if self.path is not None:
+            facts = json.loads(json.dumps(facts))  # as it is read again
+            if self.path.exists():
+                self._known = _read(self.path, facts)
+            lines = [{"facts": facts}, *map(_line, self._known, self._known.values())]
+            write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        self.num_known = len(self._known)
+
+    def __call__(self, name: str, measure: Callable[[], T], kind: type[T]) -> T:
+        """What is known by this name, else what measure returns; written down."""
+        if name in self._known:
+            return kind(**self._known[name])
+        found = measure()
+        self._known[name] = asdict(found)  # type: ignore[call-overload]
+        if self.path is not None:
+            append_line(self.path, _line(name, self._known[name]))
+        return found
+
+    def all(
+        self, measures: Mapping[str, Callable[[], T]], kind: type[T], say: Say, what: str
+    ) -> list[T]:
+        """Every measurement in turn; what takes long says how much time is left."""
+        found: list[T] = []
+        spent, fresh, said = 0.0, 0, time.monotonic()
+        for number, (name, measure) in enumerate(measures.items()):
+            if fresh and time.monotonic() - said > SAID_EVERY:
+                said, left = time.monotonic(), spent / fresh * (len(measures) - number)
+                say(f"{number} of {len(measures)} {what} measured, {left / 60:.0f} minutes to go")
+            fresh += name not in self._known
+            begun = time.monotonic()
+            found.append(self(name, measure, kind))
+            spent += time.monotonic() - begun
+        return found
+
+    def finish(self) -> None:
+        """Forget the file: the record holds all of it."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> int:
+    """A number that another model or other texts would hardly have."""
+    number = 0
+    for tensor in tensors:
+        number = zlib.crc32(tensor.detach().contiguous().numpy().tobytes(), number)
+    return number
+
+
+def _line(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "found": found}
+
+
+def _read(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The measurements in a file that began with the same facts; a cut last line is left out."""
+    whole, _, _ = read_regular(path).rpartition("\n")
+    try:
+        lines = [json.loads(line) for line in whole.split("\n") if line]
+        known = {line["name"]: line["found"] for line in lines[1:]}
+        before = lines[0]["facts"] if lines else facts
+        other = [name for name in facts if before[name] != facts[name]]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; delete it to measure from the beginning") from None
+    if other:
+        name = other[0]
+        raise UserError(
+            f"{path} is of an unfinished audit whose {name} was {before[name]}, and now it is "
+            f"{facts[name]}; repeat that command, name another --out, or delete the file"
+        )
+    return known

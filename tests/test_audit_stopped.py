@@ -1,0 +1,118 @@
+"""An audit that was stopped goes on behind what it has measured, and ends with the same record."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from synthesizer.audit.cost import Auditor
+from synthesizer.errors import UserError
+from test_audit import home, measured  # noqa: F401
+
+
+def counted(monkeypatch):
+    """Count how often the model reads examples with heads replaced, or with none."""
+    calls = []
+    whole = Auditor.outcome
+
+    def outcome(self, heads, examples):
+        calls.append(len(heads))
+        return whole(self, heads, examples)
+
+    monkeypatch.setattr(Auditor, "outcome", outcome)
+    return calls
+
+
+def stopped(home, out, metric, at, **more):  # noqa: F811
+    """Audit until something is said."""
+
+    def say(text):
+        if text.startswith(at):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(home, metric, out, say, **more)
+
+
+def without_times(record):
+    return {name: value for name, value in record.items() if name not in ("speed", "command")}
+
+
+@pytest.mark.parametrize("at", ["3 of 6 heads ranked", "2 of 6 heads replaced"])
+@pytest.mark.parametrize("metric", ["spearman", "loss"])
+def test_the_record_is_that_of_an_audit_in_one_piece(home, tmp_path, monkeypatch, metric, at):  # noqa: F811
+    calls = counted(monkeypatch)
+    whole = measured(home, metric, tmp_path / "whole")
+    in_one_piece = len(calls)
+    stopped(home, tmp_path / "stopped", metric, at)
+    before = len(calls) - in_one_piece
+    assert not (tmp_path / "stopped" / "audit.json").exists()
+    said = []
+    resumed = measured(home, metric, tmp_path / "stopped", said.append)
+    number = {"3": 6, "2": 6 + 3 + 2}[at[0]]  # heads alone, behind three, and 0 and 1 replaced
+    assert f"going on behind {number} measurements" in said
+    assert without_times(resumed) == without_times(whole)
+    assert (tmp_path / "stopped" / "tables.safetensors").read_bytes() == (
+        tmp_path / "whole" / "tables.safetensors"
+    ).read_bytes()
+    assert not (tmp_path / "stopped" / "measured.jsonl").exists()
+    again = len(calls) - in_one_piece - before
+    assert before + again <= in_one_piece + 3  # the originals, and the point that was not finished
+
+
+def test_a_line_that_was_cut_off_is_measured_again(home, tmp_path):  # noqa: F811
+    whole = measured(home, "agreement", tmp_path / "whole")
+    stopped(home, tmp_path / "out", "agreement", "2 of 6 heads replaced")
+    path = tmp_path / "out" / "measured.jsonl"
+    path.write_text(path.read_text()[:-9])
+    stopped(home, tmp_path / "out", "agreement", "2 of 6 heads replaced")
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    said = []
+    resumed = measured(home, "agreement", tmp_path / "out", said.append)
+    assert "going on behind 11 measurements" in said
+    assert without_times(resumed) == without_times(whole)
+
+
+def test_another_audit_is_not_gone_on_with(home, tmp_path):  # noqa: F811
+    stopped(home, tmp_path, "agreement", "3 of 6 heads ranked")
+    path = tmp_path / "measured.jsonl"
+    with pytest.raises(UserError, match="of an unfinished audit whose seed was 0, and now it is 1"):
+        measured(home, "agreement", tmp_path, seed=1)
+    texts = home / "texts.txt"
+    written = texts.read_text()
+    try:
+        texts.write_text(written.replace("w3", "w4"))
+        with pytest.raises(UserError, match="whose checksum of texts was"):
+            measured(home, "agreement", tmp_path)
+    finally:
+        texts.write_text(written)
+    path.write_text("no record\n")
+    with pytest.raises(UserError, match=r"measured.jsonl is damaged; delete it to measure from"):
+        measured(home, "agreement", tmp_path)
+
+
+def test_a_killed_process_leaves_what_it_measured(home, tmp_path):  # noqa: F811
+    command = [
+        sys.executable, "-m", "synthesizer", "audit", home / "masked", home / "texts.txt",
+        "--max-len", "12", "--rank-examples", "4", "--fit-examples", "20", "--rankings", "2",
+        "--steps", "3", "--out", tmp_path / "out",
+    ]  # fmt: skip
+    path = tmp_path / "out" / "measured.jsonl"
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < until:
+        if path.exists() and len(path.read_text().splitlines()) > 2:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.001)
+    process.communicate()
+    if process.returncode == 0:
+        pytest.skip("the audit was finished before it could be killed")
+    assert process.returncode == -signal.SIGKILL
+    known = len([line for line in path.read_text().split("\n")[1:-1] if line])
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"going on behind {known} measurements" in done.stderr
+    assert not path.exists()
+    assert (tmp_path / "out" / "audit.json").exists()
