@@ -7,7 +7,10 @@ from transformers import AutoModel, MPNetConfig, MPNetModel
 import synthesizer.models  # noqa: F401  registers how
 from pretrained import ENCODER_DECODERS, MODELS, build, inputs
 from synthesizer import replace_attention
+from synthesizer.audit.convert import build_converted
+from synthesizer.audit.hook import Hook
 from synthesizer.errors import UserError
+from synthesizer.models.tables import HeadTables
 
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -115,3 +118,29 @@ def test_what_cannot_be_replaced_is_refused():
     replace_attention(model, "random", max_len=4)
     with pytest.raises(UserError, match="a sequence of 7 tokens met a model built for max_len=4"):
         model(**inputs("bert"))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_converted_layer_is_refused_and_the_others_are_replaced(name, tmp_path):
+    """Heads that are tables have no queries, so that no mixture with dot could start at them."""
+    original = build(name)
+    with Hook(original) as hook:
+        layers = hook.discover(inputs(name))
+    for count in (1, layers[0].num_heads):
+        tables = HeadTables(range(count), 12)
+        model = build_converted(original, layers, {0: tables}).eval()
+        for chosen in ([0], None):
+            with pytest.raises(UserError, match=f"layer 0 .* before \\(tables in {count} heads\\)"):
+                replace_attention(model, "random+dot", max_len=16, layers=chosen)
+        with torch.no_grad():
+            before = real(name, inputs(name), model(**inputs(name)).logits)
+            replace_attention(model, "random+dot", max_len=16, layers=[1])
+            after = real(name, inputs(name), model(**inputs(name)).logits)
+            torch.testing.assert_close(after, before, atol=2e-5, rtol=2e-5)
+            model.save_pretrained(tmp_path)
+            loaded = type(model).from_pretrained(tmp_path).eval()
+            torch.testing.assert_close(
+                real(name, inputs(name), loaded(**inputs(name)).logits), after
+            )
+        with pytest.raises(UserError, match=r"layer 1 of this model was replaced before \(random"):
+            replace_attention(model, "random+dot", max_len=16, layers=[1])

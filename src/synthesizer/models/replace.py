@@ -145,6 +145,14 @@ def replace_in_pretrained(
         if converted.has_projections(module) and not is_cross(name, module)
     ]
     names = choose_layers(found, layers, type(model).__name__)
+    before = converted.replaced_before(model)
+    for place, name in enumerate(found):
+        if name in before and name in names:
+            held = before[name].get("spec", f"tables in {len(before[name]['heads'])} heads")
+            raise UserError(
+                f"layer {place} of this model was replaced before ({held}); name others with "
+                "layers=[...], or begin with the model that it was made of"
+            )
     for name in names:
         converted.check_convertible(base.get_submodule(name))
     replaced = {name: _facts(base.get_submodule(name), spec, max_len) for name in names}
