@@ -176,7 +176,7 @@ def _validation(row: Row, summary: Summary) -> float:
 TABLE_2 = "random", "factorized_random", "dense", "factorized_dense", "random+dense"
 MIXED = "dense+dot", "random+dot"
 FIVE = DOT, "random", "dense", *MIXED
-TRANSLATION = ("translation", "grammar-ende", "grammar-ende-sinusoidal")
+TRANSLATION = ("translation", "grammar-ende", "grammar-ende-large", "grammar-ende-sinusoidal")
 MODELING = ("language-modeling", "python-docs", "python-docs-sinusoidal")
 
 CLAIMS = (

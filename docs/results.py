@@ -50,6 +50,7 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
     "ladder-translation": ("Ladder: translation", ()),
     "ladder-language-modeling": ("Ladder: language modelling", ()),
     "grammar-ende": ("Built in: translation by a grammar", ()),
+    "grammar-ende-large": ("Built in: the same grammar, a larger model", ()),
     "grammar-ende-sinusoidal": (
         "Built in: the same, all systems, before the opponent was searched (an older draw)", ()
     ),
@@ -59,6 +60,9 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
     ),
     "universal": ("Built in: a Universal Transformer beside dot with layers of its own", ()),
     "listops-short": ("Built in: ListOps, short", ()),
+    "listops-short-sinusoidal": (
+        "Built in: the same, all systems, before the opponent was searched (an older draw)", ()
+    ),
     "recall": ("Built in: recall", ()),
     "shift": ("Built in: shift", ()),
     "distance-copying": ("Probe: copying by a distance that the input names", ()),
