@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -125,6 +126,10 @@ def test_a_file_where_results_should_go_is_refused_before_anything_is_timed(
     (tmp_path / "out").write_text("mine")
     assert main(["bench", "--out", str(tmp_path / "out")]) == 2
     assert f"{tmp_path / 'out'} is not a directory; name another --out" in capsys.readouterr().err
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode, **_: mode != os.W_OK)
+    assert main(["bench", "--out", str(tmp_path / "closed")]) == 2
+    assert f"{tmp_path / 'closed'} may not be written; make it writable" in capsys.readouterr().err
 
 
 def test_threads_that_are_no_numbers_are_refused():

@@ -48,7 +48,7 @@ from synthesizer.audit.subject import (
 )
 from synthesizer.errors import UserError
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.run import provenance, write_atomically
+from synthesizer.experiment.run import make_folder, provenance, write_atomically
 
 SHOWN = 5  # examples whose outputs moved farthest
 
@@ -68,7 +68,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     if subject.left:
         named = ", ".join(f"{name} ({spec})" for name, spec in subject.left.items())
         say(f"left as they are: {named}")
-    _make_folder(asked.out)
+    make_folder(asked.out)
     with locked(asked.out, "auditing", say):
         check_unfinished(asked.out)  # the process that was waited for may have finished it
         with hook:
@@ -219,13 +219,6 @@ def _versions() -> dict[str, str]:
 def _heads(costs: list[HeadCost], explained: list[list[Explained]]) -> list[dict[str, Any]]:
     """Every head: what it costs and what its attention depends on, cheapest first."""
     return [{**asdict(cost), **asdict(explained[cost.layer][cost.head])} for cost in costs]
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {out} ({error.strerror}); check --out") from None
 
 
 def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:

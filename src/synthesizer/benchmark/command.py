@@ -94,11 +94,11 @@ def bench(
             table.add_row(*map(escape, line))
         print_table(table)
         return
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is not a directory; name another --out")
     from synthesizer.benchmark.write import cells, write
     from synthesizer.experiment.progress import open_count
+    from synthesizer.experiment.run import make_folder
 
+    make_folder(out)
     with open_count(plain=plain) as tell:
         result = measure.bench(plan, tell)
     for row in result.rows:

@@ -140,10 +140,7 @@ class Run:
         self, recipe: Recipe, say: Callable[[str], None] = lambda text: None
     ) -> Iterator[None]:
         """Make the directory, write the recipe, and keep other processes out until the end."""
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make {self.path} ({error.strerror}); check --out") from None
+        make_folder(self.checkpoints)
         check_links(self.path)
         with locked(self.path, "training", say):
             for pattern in (".*.partial", ".tmp*"):  # ours, and those of safetensors beneath them
@@ -305,6 +302,18 @@ def write_atomically(
         with suppress(OSError):  # a read-only disk refuses this, too
             beside.unlink(missing_ok=True)
         raise cannot_write(path, error, advice, forbidden) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make an output directory; one that cannot be written is refused before there is work."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is not a directory; name another --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path} ({error.strerror}); check --out") from None
+    if not os.access(path, os.W_OK):
+        raise UserError(f"{path} may not be written; {_FORBIDDEN}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.run import remove_leftovers, write_text
+from synthesizer.experiment.run import make_folder, remove_leftovers, write_text
 from synthesizer.report.load import read_studies
 from synthesizer.report.opponent import base_of
 from synthesizer.report.page import Section, page, paragraph
@@ -44,10 +43,7 @@ def write(summaries: Sequence[Summary], home: Path) -> Path:
 
 def write_files(home: Path, texts: Mapping[str, str]) -> None:
     """Write files of text into a directory, each atomically; make it where it is missing."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {home} ({error.strerror}); check --out") from None
+    make_folder(home)
     remove_leftovers(home)
     for name, text in texts.items():
         write_text(home / name, text)
