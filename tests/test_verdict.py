@@ -223,6 +223,20 @@ def test_a_row_that_is_decided_at_a_look_keeps_its_word():
     assert (looked[0].word, looked[0].num_seeds) == ("better", 3)
 
 
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_a_look_that_was_begun_and_lacks_seeds_is_not_taken(seeds):
+    """A study that was interrupted in its second look has the words of its first."""
+    dot, row = (accuracy(name, [0.9] * seeds, seed=seeds) for name in ("dot", "row"))
+    found = [
+        judge(dot, [row], metric="accuracy", higher_is_better=True, looks=Looks((3, 5), taken))
+        for taken in ((3,), (3, 5))
+    ]
+    assert found[0] == found[1]
+    assert found[0][0].num_seeds == 3
+    begun = Looks((3, 5, 8), (3, 5))
+    assert [begun.within(count).taken for count in (2, 3, 4, 5, 8)] == [(3,)] * 3 + [(3, 5)] * 2
+
+
 def test_power_agrees_with_the_simulated_studies():
     for seeds in (3, 5, 8):
         stated = power(seeds, row_sd=0.3, dot_sd=0.3, margin=1.0, rows=ROWS)

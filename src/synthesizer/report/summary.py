@@ -178,7 +178,9 @@ def summarize(study: Study) -> Summary:
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
     plain = opponent_of(study, study.rows[0].varied) if study.rows else None
     dot = plain if plain is not None and plain.finished else None
+    seeds = {run.seed for row in study.rows if row.label != AGAIN for run in row.finished}
     looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
+    looks = looks and looks.within(len(seeds))
     compared: dict[str, Comparison] = {}
     again: Comparison | None = None
     margin, reference = "", None

@@ -75,6 +75,11 @@ class Looks:
         before = self.planned[look - 1] if look else 0
         return (self.planned[look] - before) / self.planned[-1]
 
+    def within(self, seeds: int) -> "Looks":
+        """Without looks that are begun and want more seeds than are there."""
+        there = tuple(count for count in self.taken if count <= seeds)
+        return Looks(self.planned, there or self.taken[:1])
+
     def after(self, words: Iterable[str]) -> "Looks | None":
         """The looks with the next one taken; None where nothing is open or none is left."""
         seeds = next_look(self, words)

@@ -165,7 +165,7 @@ def judge(
     size = allowed(metric, dot) if margin is None else margin
     kept = [row for row in rows if row.scores.keys() & dot.scores.keys()]
     every = sorted({seed for row in (dot, *kept) for seed in row.scores})
-    looks = looks or Looks.once(max(len(every), FEWEST_SEEDS))
+    looks = (looks or Looks.once(max(len(every), FEWEST_SEEDS))).within(len(every))
     found: list[list[Evidence | None]] = [
         [_evidence(dot, row, metric, sign, every[:count]) for row in kept] for count in looks.taken
     ]
