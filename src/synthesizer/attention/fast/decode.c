@@ -37,10 +37,10 @@ typedef struct { /* y = x w^T + bias, or added to y: w (outputs, inputs), its ro
     int added;
 } Product;
 
-/* m rows of x and n rows of a weight, both constants wherever this is inlined. */
-INLINE void dot_tile(const int m, const int n, const Product *of, int64_t i, int64_t j)
+/* m rows of x and n rows of a weight, `gap` apart; m and n are constants wherever this is inlined. */
+INLINE void dot_tile(const int m, const int n, const Product *of, int64_t i, int64_t j, int64_t gap)
 {
-    const int64_t k = of->inputs, whole = k / LANES * LANES;
+    const int64_t k = of->inputs, whole = k / LANES * LANES, step = gap * of->step;
     const float *x = of->x + i * k, *w = of->weight + j * of->step;
     Vector sum[FEW][2 * FEW];
     for (int a = 0; a < m; a++)
@@ -48,38 +48,38 @@ INLINE void dot_tile(const int m, const int n, const Product *of, int64_t i, int
             sum[a][b] = (Vector){ 0 };
     for (int64_t l = 0; l < whole; l += LANES)
         for (int b = 0; b < n; b++) {
-            const Vector row = load(w + b * of->step + l);
-            __builtin_prefetch(w + b * of->step + l + 8192); /* rows to come: else memory waits */
+            const Vector row = load(w + b * step + l);
             for (int a = 0; a < m; a++)
                 sum[a][b] += load(x + a * k + l) * row;
         }
     for (int a = 0; a < m; a++)
         for (int b = 0; b < n; b++) {
-            float total = sum_of(sum[a][b]), *y = of->y + (i + a) * of->y_row + j + b;
+            const int64_t output = j + b * gap;
+            float total = sum_of(sum[a][b]), *y = of->y + (i + a) * of->y_row + output;
             for (int64_t l = whole; l < k; l++)
-                total += x[a * k + l] * w[b * of->step + l];
-            total += of->bias ? of->bias[j + b] : 0.0f;
+                total += x[a * k + l] * w[b * step + l];
+            total += of->bias ? of->bias[output] : 0.0f;
             *y = of->added ? *y + total : total;
         }
 }
 
-/* The outputs begin to end - 1. */
+/* The outputs begin to end - 1: rows of a tile lie far apart, so that each of them is a sequence that
+   the processor fetches ahead of time; adjacent rows share pages, and it then follows fewer. */
 static void multiply_outputs(const Product *of, int64_t begin, int64_t end)
 {
-    for (int64_t j = begin; j < end; j += 2 * FEW) {
-        const int whole = j + 2 * FEW <= end;
+    const int64_t gap = (end - begin) / (2 * FEW);
+    for (int64_t j = begin; j < begin + gap; j++) {
         int64_t i = 0;
-        for (; whole && i + FEW <= of->rows; i += FEW) {
-            dot_tile(FEW, FEW, of, i, j);
-            dot_tile(FEW, FEW, of, i, j + FEW);
+        for (; i + FEW <= of->rows; i += FEW) {
+            dot_tile(FEW, FEW, of, i, j, gap);
+            dot_tile(FEW, FEW, of, i, j + FEW * gap, gap);
         }
         for (; i < of->rows; i++)
-            if (whole)
-                dot_tile(1, 2 * FEW, of, i, j);
-            else
-                for (int64_t b = j; b < end; b++)
-                    dot_tile(1, 1, of, i, b);
+            dot_tile(1, 2 * FEW, of, i, j, gap);
     }
+    for (int64_t j = begin + 2 * FEW * gap; j < end; j++)
+        for (int64_t i = 0; i < of->rows; i++)
+            dot_tile(1, 1, of, i, j, 1);
 }
 
 /* y = x w, (rows, n) = (rows, k) (k, n), as a head's weight lies. */

@@ -124,7 +124,7 @@ multiply_tile(const int rows, const int vectors, int64_t k, const float *left, i
               int64_t left_step, const float *right, int64_t right_row, int added, float *out,
               int64_t out_row, int64_t columns)
 {
-    Vector sum[STRIP][2];
+    Vector sum[STRIP][4];
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < vectors; v++) {
             const int64_t here = columns - v * LANES < LANES ? columns - v * LANES : LANES;
@@ -154,21 +154,25 @@ static void multiply_strip(int64_t m, int64_t n, int64_t k, const float *left, i
                            int64_t left_step, const float *right, int64_t right_row, int added,
                            float *out, int64_t out_row)
 {
-    for (int64_t j = 0; j < n;) {
+    for (int64_t j = 0, vectors; j < n; j += vectors * LANES) {
         const int64_t left_over = n - j;
-        const int wide = left_over > LANES;
-        if (m == STRIP && wide)
-            multiply_tile(STRIP, 2, k, left, left_row, left_step, right + j, right_row, added,
-                          out + j, out_row, left_over);
+        vectors = left_over <= LANES ? 1 : m < STRIP && left_over > 3 * LANES ? 4 : 2;
+        #define TILE(rows, vectors, i) \
+            multiply_tile(rows, vectors, k, left + (i) * left_row, left_row, left_step, right + j, \
+                          right_row, added, out + (i) * out_row + j, out_row, left_over)
+        if (m == STRIP && vectors == 2)
+            TILE(STRIP, 2, 0);
         else if (m == STRIP)
-            multiply_tile(STRIP, 1, k, left, left_row, left_step, right + j, right_row, added,
-                          out + j, out_row, left_over);
-        else
+            TILE(STRIP, 1, 0);
+        else /* a row reads memory in the order in which it lies */
             for (int64_t i = 0; i < m; i++)
-                multiply_tile(1, wide ? 2 : 1, k, left + i * left_row, left_row, left_step,
-                              right + j, right_row, added, out + i * out_row + j, out_row,
-                              left_over);
-        j += wide ? 2 * LANES : LANES;
+                if (vectors == 4)
+                    TILE(1, 4, i);
+                else if (vectors == 2)
+                    TILE(1, 2, i);
+                else
+                    TILE(1, 1, i);
+        #undef TILE
     }
 }
 
