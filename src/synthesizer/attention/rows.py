@@ -2,7 +2,7 @@
 
 Such a product reads every weight once, so that memory decides. For nn.Linear's layout and up to
 eight rows torch's BLAS needs up to twice the time that reading takes, and for a weight of every
-head, (H, D, K), a copy besides. The compiled kernel (fast/decode.c) reads either as it lies; where
+head, (H, D, K), a copy besides. The compiled kernel (fast/rows.c) reads either as it lies; where
 it is not there, or a gradient is wanted, torch does it. Letters as in synthesis.py.
 """
 
@@ -18,7 +18,7 @@ LANES = 16  # of the kernel's vectors
 
 
 class RowsCall(ctypes.Structure):
-    """What decode.c calls Rows."""
+    """What rows.c calls Rows."""
 
     _fields_ = (
         ("runtime", ctypes.c_void_p * 4),

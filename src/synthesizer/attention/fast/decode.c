@@ -1,4 +1,4 @@
-/* Decoding: a few rows times a weight (rows.py), and a token through all layers (decoding.py).
+/* Decoding: a token through all layers, decoding.py's other half.
 
    Each weight is read once, so memory decides; of a small model nothing but calls would be left,
    so that all layers are one call. Rows of x are B sequences, each of one token.
@@ -26,121 +26,7 @@
 
 #include "vectors.h"
 
-#define FEW (STRIP / 2) /* rows of x, beside FEW (of one row: 2 FEW) rows of a weight */
 #define MOST_PARTS 4
-
-typedef struct { /* y = x w^T + bias, or added to y: w (outputs, inputs), its rows a step apart */
-    int64_t rows, inputs, step;
-    const float *x, *weight, *bias;
-    float *y;
-    int64_t y_row;
-    int added;
-} Product;
-
-/* m rows of x and n rows of a weight, `gap` apart; m and n are constants wherever this is inlined. */
-INLINE void dot_tile(const int m, const int n, const Product *of, int64_t i, int64_t j, int64_t gap)
-{
-    const int64_t k = of->inputs, whole = k / LANES * LANES, step = gap * of->step;
-    const float *x = of->x + i * k, *w = of->weight + j * of->step;
-    Vector sum[FEW][2 * FEW];
-    for (int a = 0; a < m; a++)
-        for (int b = 0; b < n; b++)
-            sum[a][b] = (Vector){ 0 };
-    for (int64_t l = 0; l < whole; l += LANES)
-        for (int b = 0; b < n; b++) {
-            const Vector row = load(w + b * step + l);
-            for (int a = 0; a < m; a++)
-                sum[a][b] += load(x + a * k + l) * row;
-        }
-    for (int a = 0; a < m; a++)
-        for (int b = 0; b < n; b++) {
-            const int64_t output = j + b * gap;
-            float total = sum_of(sum[a][b]), *y = of->y + (i + a) * of->y_row + output;
-            for (int64_t l = whole; l < k; l++)
-                total += x[a * k + l] * w[b * step + l];
-            total += of->bias ? of->bias[output] : 0.0f;
-            *y = of->added ? *y + total : total;
-        }
-}
-
-/* The outputs begin to end - 1: rows of a tile lie far apart, so that each of them is a sequence that
-   the processor fetches ahead of time; adjacent rows share pages, and it then follows fewer. */
-static void multiply_outputs(const Product *of, int64_t begin, int64_t end)
-{
-    const int64_t gap = (end - begin) / (2 * FEW);
-    for (int64_t j = begin; j < begin + gap; j++) {
-        int64_t i = 0;
-        for (; i + FEW <= of->rows; i += FEW) {
-            dot_tile(FEW, FEW, of, i, j, gap);
-            dot_tile(FEW, FEW, of, i, j + FEW * gap, gap);
-        }
-        for (; i < of->rows; i++)
-            dot_tile(1, 2 * FEW, of, i, j, gap);
-    }
-    for (int64_t j = begin + 2 * FEW * gap; j < end; j++)
-        for (int64_t i = 0; i < of->rows; i++)
-            dot_tile(1, 1, of, i, j, 1);
-}
-
-/* y = x w, (rows, n) = (rows, k) (k, n), as a head's weight lies. */
-static void multiply_head(int64_t rows, int64_t n, int64_t k, const float *x, const float *w,
-                          float *y, int64_t y_row)
-{
-    for (int64_t i = 0; i < rows; i += STRIP) {
-        const int64_t left = rows - i;
-        if (n % LANES == 0) {
-            multiply_strip(left < STRIP ? left : STRIP, n, k, x + i * k, k, 1, w, n, 0,
-                           y + i * y_row, y_row);
-            continue;
-        }
-        for (int64_t a = i; a < rows && a < i + STRIP; a++) {
-            memset(y + a * y_row, 0, n * sizeof(float));
-            for (int64_t l = 0; l < k; l++)
-                add(y + a * y_row, x[a * k + l], w + l * n, n);
-        }
-    }
-}
-
-/* ---- one weight ---- */
-
-typedef struct { /* y = x w^T + bias, w (outputs, inputs); or, of heads, w (heads, inputs, outputs) */
-    Runtime runtime;
-    int64_t threads, rows, inputs, outputs, heads;
-    const float *x, *weight, *bias;
-    float *y;
-} Rows;
-
-static void project_shared(const Rows *call, int64_t thread, int64_t threads)
-{
-    const int64_t count = call->heads ? call->heads : (call->outputs + 2 * FEW - 1) / (2 * FEW);
-    const int64_t begin = count * thread / threads, end = count * (thread + 1) / threads;
-    const Product of = { call->rows, call->inputs, call->inputs, call->x, call->weight, call->bias,
-                         call->y, call->outputs, 0 };
-    for (int64_t h = begin; call->heads && h < end; h++)
-        multiply_head(call->rows, call->outputs, call->inputs, call->x,
-                      call->weight + h * call->inputs * call->outputs, call->y + h * call->outputs,
-                      call->heads * call->outputs);
-    if (!call->heads)
-        multiply_outputs(&of, begin * 2 * FEW,
-                         end * 2 * FEW < call->outputs ? end * 2 * FEW : call->outputs);
-}
-
-static void project_body(void *call)
-{
-    const Runtime *runtime = &((const Rows *)call)->runtime;
-    project_shared(call, runtime->thread(), runtime->num_threads());
-}
-
-void project(Rows *call)
-{
-    if (call->threads > 1)
-        call->runtime.parallel(project_body, call, call->threads, 0);
-    else
-        project_shared(call, 0, 1);
-}
-
-/* ---- all layers ---- */
-
 enum { TABLE, LOW_RANK, RELATIVE, DOT, DENSE, OUTER };
 enum { NONE, SINUSOIDAL, LEARNED };
 
@@ -291,6 +177,7 @@ static void add_positions(const Step *step)
 static void normalize(const Norm *norm, const float *x, int64_t rows, int64_t n, float *out)
 {
     for (int64_t i = 0; i < rows; i++, x += n, out += n) {
+        const float share = 1.0f / n;
         float mean = 0.0f, square = 0.0f;
         if (!norm->weight) {
             memmove(out, x, n * sizeof(float));
@@ -298,8 +185,8 @@ static void normalize(const Norm *norm, const float *x, int64_t rows, int64_t n,
         }
         #pragma omp simd reduction(+ : mean)
         for (int64_t j = 0; j < n; j++)
-            mean += x[j];
-        mean = norm->has_mean ? mean / n : 0.0f;
+            mean += x[j] * share; /* a sum of large numbers might not be one */
+        mean = norm->has_mean ? mean : 0.0f;
         #pragma omp simd reduction(+ : square)
         for (int64_t j = 0; j < n; j++)
             square += (x[j] - mean) * (x[j] - mean);

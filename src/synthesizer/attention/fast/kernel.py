@@ -33,7 +33,8 @@ import torch
 from synthesizer.errors import UserError
 from synthesizer.untrusted import who_else_may_write
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "decode.c", "vectors.h")]
+FILES = ("kernel.c", "rows.c", "decode.c", "vectors.h")
+SOURCES = [Path(__file__).with_name(name) for name in FILES]
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 WANTED = "SYNTHESIZER_KERNEL"  # 0: neither compile the kernel unasked nor use it
 HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
