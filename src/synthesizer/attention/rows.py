@@ -2,7 +2,7 @@
 
 Such a product reads every weight once, so that memory decides. For nn.Linear's layout and up to
 eight rows torch's BLAS needs up to twice the time that reading takes, and for a weight of every
-head, (H, D, K), a copy besides. The compiled kernel (fast/kernel.c) reads either as it lies; where
+head, (H, D, K), a copy besides. The compiled kernel (fast/rows.c) reads either as it lies; where
 it is not there, or a gradient is wanted, torch does it. Letters as in synthesis.py.
 """
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 FEW = 8  # rows, up to which reading the weight takes longer than multiplying
 LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
-LANES = 16  # of kernel.c's vectors
+LANES = 16  # of the kernel's vectors
 
 
 class RowsCall(ctypes.Structure):
-    """What kernel.c calls Rows."""
+    """What rows.c calls Rows."""
 
     _fields_ = (
         ("runtime", ctypes.c_void_p * 4),

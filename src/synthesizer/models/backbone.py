@@ -19,6 +19,7 @@ from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.decoding import decode_token
 from synthesizer.models.layers import (
     HOOK,
     Context,
@@ -210,6 +211,11 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
+        if isinstance(cache, SynthesizerCache) and not (wanted.attentions or wanted.states):
+            given = (attention_mask, position_ids)
+            states = decode_token(self.decoder, x, cache.layers, *given)
+            if states is not None:
+                return StatesOutput(last_hidden_state=states, past_key_values=cache)
         if memory is None and position_ids is not None:
             packing = find_packing(position_ids, attention_mask, *x.shape[:2])
             if packing is not None:

@@ -59,6 +59,9 @@ class SynthesizerGeneration:
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
         return inputs
 
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """None: the model counts positions from the mask, as `generate` would, token by token."""
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ANN401
         """Refuse `generate_batch` and its like before anything runs."""
         raise UserError(

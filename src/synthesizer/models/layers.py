@@ -358,6 +358,11 @@ def _draw_positions(table: Tensor) -> None:
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
     """sin(p / 10000^(2i/D)) and cos of the same, side by side: (..., D)."""
-    half = torch.arange((d_model + 1) // 2, device=positions.device, dtype=torch.float32)
-    angles = positions[..., None] * torch.exp(half * (-2 * math.log(10_000.0) / d_model))
+    angles = positions[..., None] * first_angles(d_model, positions.device)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
+
+
+def first_angles(d_model: int, device: torch.device) -> Tensor:
+    """1 / 10000^(2i/D), the angles of position 1: (D / 2)."""
+    half = torch.arange((d_model + 1) // 2, device=device, dtype=torch.float32)
+    return torch.exp(half * (-2 * math.log(10_000.0) / d_model))

@@ -26,20 +26,7 @@
    the table. What is NULL is not there; a shared tensor has a stride of 0. Letters as in terms.py:
    T queries, S keys, W width. */
 
-#include <stdint.h>
-#include <string.h>
-
-#define LANES 16
-#ifdef __AVX512F__
-#define STRIP 8 /* rows of a small product: STRIP x 2 vectors of sums fit the registers */
-#else
-#define STRIP 4
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float Quad __attribute__((vector_size(16)));
-typedef int32_t Lanes __attribute__((vector_size(4 * LANES)));
+#include "vectors.h"
 
 typedef void Gemm(const char *, const char *, const int *, const int *, const int *, const float *,
                   const float *, const int *, const float *, const int *, const float *, float *,
@@ -54,12 +41,6 @@ typedef struct {
     int32_t *data;
     int64_t example;
 } Numbers;
-
-typedef struct { /* of torch's OpenMP runtime; NULL: one thread */
-    void (*parallel)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
-    void (*barrier)(void);
-    int (*thread)(void), (*num_threads)(void);
-} Runtime;
 
 typedef struct {
     Gemm *gemm;
@@ -102,102 +83,6 @@ typedef struct { /* (rows, n) */
     int64_t row;
 } Matrix;
 
-INLINE Vector load(const float *from)
-{
-    return *(const Vector *)from;
-}
-
-INLINE void store(float *to, Vector x)
-{
-    *(Vector *)to = x;
-}
-
-/* x where the lane is chosen, y elsewhere. */
-INLINE Vector choose(Lanes chosen, Vector x, Vector y)
-{
-    return (Vector)(((Lanes)x & chosen) | ((Lanes)y & ~chosen));
-}
-
-/* The lanes of the columns begin to end - 1, of a vector that stands at column j. */
-INLINE Lanes lanes(int64_t j, int64_t begin, int64_t end)
-{
-    const Lanes lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-    return (lane >= (int32_t)(begin - j)) & (lane < (int32_t)(end - j));
-}
-
-INLINE float highest_of(Vector x)
-{
-    float top = x[0];
-    #pragma omp simd reduction(max : top)
-    for (int i = 0; i < LANES; i++)
-        top = x[i] > top ? x[i] : top;
-    return top;
-}
-
-INLINE float sum_of(Vector x)
-{
-    const union { Vector all; Quad quads[4]; } parts = { x };
-    const Quad sum = (parts.quads[0] + parts.quads[1]) + (parts.quads[2] + parts.quads[3]);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-/* e^x for x <= 0 to about 1e-7 of its value; 0 below -87, where floats end; NaN stays NaN.
-   x = n log 2 + r, and e^r is a polynomial through the Chebyshev points of |r| <= log(2) / 2. */
-INLINE Vector exponential(Vector x)
-{
-    const Vector n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* 1.5 * 2^23: no fraction */
-    const Vector r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-    Vector p = r * 0.00139411189f + 0.00837513477f;
-    p = p * r + 0.0416663528f;
-    p = p * r + 0.166664154f;
-    p = p * r + 0.5f;
-    p = p * r + 1.00000004f;
-    p = p * r + 1.0f;
-    const Lanes power = (__builtin_convertvector(n, Lanes) + 127) << 23;
-    return choose(x < -87.0f, (Vector){ 0 }, p * (Vector)power);
-}
-
-static void add(float *restrict out, float weight, const float *restrict row, int64_t count)
-{
-    #pragma omp simd
-    for (int64_t j = 0; j < count; j++)
-        out[j] += weight * row[j];
-}
-
-static float dot(const float *left, const float *right, int64_t count)
-{
-    float sum = 0.0f;
-    #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < count; j++)
-        sum += left[j] * right[j];
-    return sum;
-}
-
-/* out = softmax(out) over the columns begin to end - 1, 0 in the others; width is whole vectors. */
-static void soften(float *restrict out, int64_t begin, int64_t end, int64_t width)
-{
-    const Vector lowest = (Vector){ 0 } - __builtin_inff();
-    Vector top = lowest, sum = { 0 };
-    if (begin >= end) {
-        memset(out, 0, width * sizeof(float));
-        return;
-    }
-    for (int64_t j = 0; j < width; j += LANES) {
-        const Vector x = choose(lanes(j, begin, end), load(out + j), lowest);
-        store(out + j, x);
-        top = choose(x > top, x, top);
-    }
-    const float highest = highest_of(top);
-    for (int64_t j = 0; j < width; j += LANES) {
-        const Vector x = exponential(load(out + j) - highest);
-        store(out + j, x);
-        sum += x;
-    }
-    const float share = 1.0f / sum_of(sum);
-    for (int64_t j = 0; j < width; j += LANES)
-        store(out + j, load(out + j) * share);
-}
-
 /* down = weights (down - sum of weights down) over these columns, 0 in the others. */
 static void soften_back(float *restrict down, const float *restrict weights, int64_t begin,
                         int64_t end, int64_t width)
@@ -223,66 +108,6 @@ static void multiply(const Call *call, char left_is, char right_is, int m, int n
     const int left_step = left_row, right_step = right_row, out_step = out_row;
     call->gemm(&right_is, &left_is, &n, &m, &k, &one, right, &right_step, left, &left_step, &beta,
                out, &out_step);
-}
-
-/* `rows` rows and `vectors` vectors of columns of out = left right, or added to it: a sum of k steps.
-   Rows and vectors are constants wherever this is inlined, so the sums stay in registers. */
-static inline __attribute__((always_inline)) void
-multiply_tile(const int rows, const int vectors, int64_t k, const float *left, int64_t left_row,
-              int64_t left_step, const float *right, int64_t right_row, int added, float *out,
-              int64_t out_row, int64_t columns)
-{
-    Vector sum[STRIP][2];
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) {
-            const int64_t here = columns - v * LANES < LANES ? columns - v * LANES : LANES;
-            sum[i][v] = (Vector){ 0 };
-            if (added)
-                memcpy(&sum[i][v], out + i * out_row + v * LANES, here * sizeof(float));
-        }
-    for (int64_t l = 0; l < k; l++)
-        for (int v = 0; v < vectors; v++) {
-            const Vector row = *(const Vector *)(right + l * right_row + v * LANES);
-            for (int i = 0; i < rows; i++)
-                sum[i][v] += left[i * left_row + l * left_step] * row;
-        }
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) {
-            float *here = out + i * out_row + v * LANES;
-            if (columns - v * LANES >= LANES)
-                *(Vector *)here = sum[i][v];
-            else
-                memcpy(here, &sum[i][v], (columns - v * LANES) * sizeof(float));
-        }
-}
-
-/* out = left right, or added to it: (m, n) = (m, k) (k, n) for m <= STRIP. The left is read by any two
-   strides, and the rows of the right are filled up to whole vectors. */
-static void multiply_strip(int64_t m, int64_t n, int64_t k, const float *left, int64_t left_row,
-                           int64_t left_step, const float *right, int64_t right_row, int added,
-                           float *out, int64_t out_row)
-{
-    for (int64_t j = 0; j < n;) {
-        const int64_t left_over = n - j;
-        const int wide = left_over > LANES;
-        if (m == STRIP && wide)
-            multiply_tile(STRIP, 2, k, left, left_row, left_step, right + j, right_row, added,
-                          out + j, out_row, left_over);
-        else if (m == STRIP)
-            multiply_tile(STRIP, 1, k, left, left_row, left_step, right + j, right_row, added,
-                          out + j, out_row, left_over);
-        else
-            for (int64_t i = 0; i < m; i++)
-                multiply_tile(1, wide ? 2 : 1, k, left + i * left_row, left_row, left_step,
-                              right + j, right_row, added, out + i * out_row + j, out_row,
-                              left_over);
-        j += wide ? 2 * LANES : LANES;
-    }
-}
-
-static int64_t whole_vectors(int64_t n)
-{
-    return (n + LANES - 1) / LANES * LANES;
 }
 
 static float *at(const Strided *tensor, const Block *block, int64_t row)
@@ -817,84 +642,4 @@ void attend_back(Call *call)
         call->runtime.parallel(attend_back_body, call, call->threads, 0);
     else
         attend_back_shared(call, 0, 1);
-}
-
-/* ---- a few rows times a weight, as in decoding: each weight is read once, so memory decides ---- */
-
-#define FEW (STRIP / 2) /* rows of x, beside FEW (of one row: 2 FEW) rows of a weight */
-
-typedef struct { /* y = x w^T + bias, w (outputs, inputs); or, of heads, w (heads, inputs, outputs) */
-    Runtime runtime;
-    int64_t threads, rows, inputs, outputs, heads;
-    const float *x, *weight, *bias;
-    float *y;
-} Rows;
-
-/* m rows of x and n rows of a weight, both constants wherever this is inlined. */
-INLINE void dot_tile(const int m, const int n, const Rows *call, int64_t i, int64_t j)
-{
-    const int64_t k = call->inputs, whole = k / LANES * LANES;
-    const float *x = call->x + i * k, *w = call->weight + j * k;
-    Vector sum[FEW][2 * FEW];
-    for (int a = 0; a < m; a++)
-        for (int b = 0; b < n; b++)
-            sum[a][b] = (Vector){ 0 };
-    for (int64_t l = 0; l < whole; l += LANES)
-        for (int b = 0; b < n; b++) {
-            const Vector row = load(w + b * k + l);
-            __builtin_prefetch(w + b * k + l + 8192); /* rows to come: else memory waits */
-            for (int a = 0; a < m; a++)
-                sum[a][b] += load(x + a * k + l) * row;
-        }
-    for (int a = 0; a < m; a++)
-        for (int b = 0; b < n; b++) {
-            float total = sum_of(sum[a][b]);
-            for (int64_t l = whole; l < k; l++)
-                total += x[a * k + l] * w[b * k + l];
-            call->y[(i + a) * call->outputs + j + b] = total + (call->bias ? call->bias[j + b] : 0);
-        }
-}
-
-static void project_shared(const Rows *call, int64_t thread, int64_t threads)
-{
-    const int64_t count = call->heads ? call->heads : (call->outputs + 2 * FEW - 1) / (2 * FEW);
-    const int64_t begin = count * thread / threads, end = count * (thread + 1) / threads;
-    for (int64_t h = begin; call->heads && h < end; h++)
-        for (int64_t i = 0; i < call->rows; i += STRIP) {
-            const int64_t left = call->rows - i;
-            multiply_strip(left < STRIP ? left : STRIP, call->outputs, call->inputs,
-                           call->x + i * call->inputs, call->inputs, 1,
-                           call->weight + h * call->inputs * call->outputs, call->outputs, 0,
-                           call->y + (i * call->heads + h) * call->outputs,
-                           call->heads * call->outputs);
-        }
-    for (int64_t j = begin * 2 * FEW; !call->heads && j < end * 2 * FEW && j < call->outputs;
-         j += 2 * FEW) {
-        const int whole = j + 2 * FEW <= call->outputs;
-        int64_t i = 0;
-        for (; whole && i + FEW <= call->rows; i += FEW) {
-            dot_tile(FEW, FEW, call, i, j);
-            dot_tile(FEW, FEW, call, i, j + FEW);
-        }
-        for (; i < call->rows; i++)
-            if (whole)
-                dot_tile(1, 2 * FEW, call, i, j);
-            else
-                for (int64_t b = j; b < call->outputs; b++)
-                    dot_tile(1, 1, call, i, b);
-    }
-}
-
-static void project_body(void *call)
-{
-    const Runtime *runtime = &((const Rows *)call)->runtime;
-    project_shared(call, runtime->thread(), runtime->num_threads());
-}
-
-void project(Rows *call)
-{
-    if (call->threads > 1)
-        call->runtime.parallel(project_body, call, call->threads, 0);
-    else
-        project_shared(call, 0, 1);
 }

@@ -1,4 +1,4 @@
-"""How the optional kernel, in C and without torch's headers, is compiled and loaded: kernel.c.
+"""How the optional kernel, in C and without torch's headers, is compiled and loaded.
 
 The first process that could use it has it compiled for this machine in the background (a second of
 gcc or clang, where there is one) and computes without it; later ones use it. A training run
@@ -33,7 +33,8 @@ import torch
 from synthesizer.errors import UserError
 from synthesizer.untrusted import who_else_may_write
 
-SOURCE = Path(__file__).with_suffix(".c")
+FILES = ("kernel.c", "rows.c", "decode.c", "vectors.h")
+SOURCES = [Path(__file__).with_name(name) for name in FILES]
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 WANTED = "SYNTHESIZER_KERNEL"  # 0: neither compile the kernel unasked nor use it
 HOME = "SYNTHESIZER_CACHE"  # names the folder of what was compiled; by default the user's cache
@@ -41,7 +42,7 @@ RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_t
 
 
 class Kernel(NamedTuple):
-    """What was compiled, and what of torch it is lent: operator.py and rows.py call it."""
+    """What was compiled, and what of torch it is lent: operator, rows and decoding call it."""
 
     library: ctypes.CDLL
     gemm: int  # address of torch's matrix product
@@ -70,7 +71,7 @@ def loaded(home: str | None) -> Kernel | None:
     # the loader tells libraries apart by their names.
     checked = Path(f"/proc/self/fd/{handle}")
     library = ctypes.CDLL(str(checked if checked.exists() else path))
-    library.workspace.restype = ctypes.c_int64
+    library.workspace.restype = library.decode_workspace.restype = ctypes.c_int64
     return Kernel(library, gemm, _runtime())
 
 
@@ -138,7 +139,8 @@ def _written_digest(path: Path) -> str:
 
 def built_path(home: str | None) -> Path:
     """Where the kernel of this source, these flags and this processor lies, or would."""
-    facts = (SOURCE.read_text(), *FLAGS, platform.machine(), _processor())
+    texts = [source.read_text() for source in SOURCES]
+    facts = (*texts, *FLAGS, platform.machine(), _processor())
     name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     return Path(home or os.path.expanduser("~/.cache/synthesizer")) / f"kernel-{name}.so"
 
@@ -162,7 +164,8 @@ def _compile(compiler: str, path: Path) -> None:
     """Compile in a folder of its own, then move the sha256 and the library into place."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
         fresh, digest = Path(folder, "kernel.so"), Path(folder, "sha256")
-        words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(fresh), str(SOURCE)]
+        files = [str(source) for source in SOURCES if source.suffix == ".c"]
+        words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(fresh), *files, "-lm"]
         told = subprocess.run(words, capture_output=True, text=True)
         if told.returncode:
             said = " / ".join(told.stderr.split("\n")[:3]).strip()
