@@ -8,7 +8,7 @@ import torch
 
 from synthesizer.attention import fast, masks
 from synthesizer.attention.fast import kernel
-from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.layer import Inputs, SyntheticAttention
 from synthesizer.errors import UserError
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from variants import TABLES, redrawn, tokens
@@ -326,3 +326,27 @@ def test_the_kernel_takes_an_empty_batch(built):
     assert output.shape == (0, 7, H, 4)
     assert not grads.table.any()
     assert built == ["attend", "attend_back"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the kernel, in blocks
+def test_compiled_gradients_lie_as_their_tensors_do(spec, dtype, built):
+    """And as the operators promise, by torch's own check; laid out otherwise they are copied."""
+    layer, x = attention(spec, 9, causal=True).to(dtype), tokens(3, 9, D).to(dtype)
+    call = layer._call(x, Inputs())
+    terms = fast.terms.terms_of(layer.synthesis, x, call.keys, 9)
+    terms.values = call.values.transpose(0, 1)  # in memory (B, T, H, K)
+    given = [part if part is None else part.detach() for part in vars(terms).values()]
+    if dtype == torch.float64:
+        given = [part if part is None else part.contiguous() for part in given]
+    values, wanted = given[0], [part is not None for part in given]
+    seen = masks.visibility_of(None, 9, 9, True, None, masks.SLOT, x.device)
+    given += [None, seen.stops, None, True, True]
+    operators = torch.ops.synthesizer
+    output, kept = operators.attend(*given, 9)
+    back = (*given, None, kept, output, wanted)
+    torch.library.opcheck(operators.attend.default, (*given, 9), test_utils="test_faketensor")
+    torch.library.opcheck(operators.attend_back.default, back, test_utils="test_faketensor")
+    assert operators.attend_back(*back)[0].stride() == values.stride()
+    assert bool(built) == (dtype == torch.float32)
