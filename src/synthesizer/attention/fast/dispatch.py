@@ -170,6 +170,10 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     heads = values.shape[1]
     terms = terms_of(synthesis, x, keys, num_keys, call.bias, heads, call.query_positions)
     terms.values = values.transpose(0, 1)
+    if terms.other_queries is not None and not (
+        chosen == "blocks" and uses_kernel(values, num_queries)
+    ):
+        terms.join()
     if chosen == "row":
         return _row(terms)
     with torch.autocast(device.type, enabled=False):

@@ -160,6 +160,7 @@ class KernelCall(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("threads", "heads", "batch", "beside")],
         *[(name, ctypes.c_int64) for name in ("num_queries", "num_keys", "width", "value_width")],
         *[(name, ctypes.c_int64) for name in ("rows", "a", "b", "ready", "small")],
+        ("first_width", ctypes.c_int64),
         *[(name, Strided) for name in vars(Terms())],
         ("output", Strided),
         *[(f"grad_{name}", Strided) for name in vars(Terms())],
@@ -185,14 +186,16 @@ def run_kernel(
     assert terms.values is not None
     num_heads, batch, num_queries, value_width = output.shape
     num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
-    widths = [0 if part is None else part.shape[-1] for part in (queries, tiled, terms.repeated)]
-    alike = (queries is None or queries.shape[1] == 1) and tiled is None and visibility.is_shared
+    sides = (queries, terms.other_queries, tiled, terms.repeated)
+    first, other, a, b = [0 if part is None else part.shape[-1] for part in sides]
+    alike = queries is None or (queries.shape[1] == 1 and terms.other_queries is None)
+    alike = alike and tiled is None and visibility.is_shared
     beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
     budget = CACHED // 2 if visibility.grows else CACHED
     rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
     threads = torch.get_num_threads() if kernel.runtime[0] else 1
-    sizes = (threads, num_heads, batch, beside, num_queries, num_keys, widths[0], value_width)
-    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, *widths[1:], ready, SMALL)
+    sizes = (threads, num_heads, batch, beside, num_queries, num_keys, first + other, value_width)
+    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, a, b, ready, SMALL, first)
     given = {"output": output, **vars(terms)}
     if grads is not None:
         given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
