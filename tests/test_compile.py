@@ -95,6 +95,21 @@ def test_no_pair_of_every_example_is_in_the_graph(spec, kind):
     assert max(sizes) < math.prod((batch, H, length, length)) / 2
 
 
+def test_compiled_backward_keeps_no_output_of_the_attention():
+    """The output projection keeps it already; on a CPU the attention's own gradient needs none."""
+    torch._dynamo.reset()
+    inputs = []
+
+    def look(graph, given):
+        back = torch.ops.synthesizer.attend_back.default
+        inputs.extend(node.args for node in graph.graph.nodes if node.target is back)
+        return make_boxed_func(graph.forward)
+
+    layer, x = attention("dense", length=9, causal=True), tokens(3, 9, D).requires_grad_()
+    torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=look))(x).sum().backward()
+    assert [given[-4] for given in inputs] == [None]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
 def test_inductor_compiles_it_too():
     torch._dynamo.reset()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from synthesizer.attention import fast, masks
@@ -354,3 +355,22 @@ def test_a_table_is_kept_once_for_all_examples(spec):
     per_example = (whole - half) / 8
     assert half - 8 * per_example <= 4 * heads * length**2
     assert per_example <= 4 * 4 * length * width
+
+
+def test_what_is_kept_of_a_rule_serves_inference_stand_ins_and_training():
+    """Ranges without a mask are kept from call to call, and never as one kind of call made them."""
+    layer, x = attention("random+dot", length=7, causal=True, path="auto"), tokens(2, 7, D)
+    layer.requires_grad_(False)
+    masks.known_visibility.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == x.shape
+    assert masks.known_visibility.cache_info().currsize == 0
+    with torch.inference_mode():
+        layer(x)
+    kept = masks.known_visibility(7, 7, True, None, x.device)
+    assert masks.known_visibility.cache_info().currsize == 1
+    assert not kept.stops.is_inference()
+    layer.requires_grad_(True)
+    expected = results(layer, x, "plain")
+    for name, found in results(layer, x, "fast").items():
+        torch.testing.assert_close(found, expected[name])

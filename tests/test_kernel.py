@@ -8,7 +8,7 @@ import torch
 
 from synthesizer.attention import fast, masks
 from synthesizer.attention.fast import kernel
-from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.layer import Inputs, SyntheticAttention
 from synthesizer.errors import UserError
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from variants import TABLES, redrawn, tokens
@@ -95,7 +95,18 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "spec", ["dense", "random+dot", "factorized_dense", "random+dense", "relative", "relative+dot"]
+    "spec",
+    [
+        "dense",
+        "random+dot",
+        "factorized_dense",
+        "random+dense",
+        "relative",
+        "relative+dot",
+        "dense+dot",
+        "dot+random+dense",
+        "dense+dot+dot",
+    ],
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
@@ -326,3 +337,53 @@ def test_the_kernel_takes_an_empty_batch(built):
     assert output.shape == (0, 7, H, 4)
     assert not grads.table.any()
     assert built == ["attend", "attend_back"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("spec", ["random+dot", "dense", "factorized_dense"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the kernel, in blocks
+def test_compiled_gradients_lie_as_their_tensors_do(spec, dtype, built):
+    """And as the operators promise, by torch's own check; laid out otherwise they are copied."""
+    layer, x = attention(spec, 9, causal=True).to(dtype), tokens(3, 9, D).to(dtype)
+    call = layer._call(x, Inputs())
+    terms = fast.terms.terms_of(layer.synthesis, x, call.keys, 9)
+    terms.values = call.values.transpose(0, 1)  # in memory (B, T, H, K)
+    given = [part if part is None else part.detach() for part in vars(terms).values()]
+    if dtype == torch.float64:
+        given = [part if part is None else part.contiguous() for part in given]
+    values, wanted = given[0], [part is not None for part in given]
+    seen = masks.visibility_of(None, 9, 9, True, None, masks.SLOT, x.device)
+    given += [None, seen.stops, None, True, True]
+    operators = torch.ops.synthesizer
+    output, kept = operators.attend(*given, 9)
+    back = (*given, None, kept, output, wanted)
+    torch.library.opcheck(operators.attend.default, (*given, 9), test_utils="test_faketensor")
+    torch.library.opcheck(operators.attend_back.default, back, test_utils="test_faketensor")
+    assert operators.attend_back(*back)[0].stride() == values.stride()
+    assert bool(built) == (dtype == torch.float32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("frozen", [False, True])
+def test_two_bilinear_terms_reach_the_kernel_as_they_lie(frozen, built, monkeypatch):
+    """Of two, nothing is joined beforehand; the keys of one of them may need no gradient."""
+    layer, x = attention("dense+dot", 23, causal=True), tokens(3, 23, D).float()
+    if frozen:
+        for weight in (layer.synthesis.mix, *layer.synthesis.parts[0].parameters()):
+            weight.requires_grad_(False)
+    expected = results(layer, x, "plain")
+    expected = {name: value for name, value in expected.items() if value is not None}
+    monkeypatch.setattr(fast.terms, "_joined", None)
+    for rows in (5, 64):  # by the BLAS, and by hand
+        monkeypatch.setattr(fast.operator, "FEWEST_ROWS", rows)
+        assert_close(results(layer, x, "fast"), expected)
+    assert built == ["attend", "attend_back"] * 2
+
+
+def test_two_low_ranks_are_one_table_that_freezes():
+    layer = attention("factorized_random+factorized_random:k=3", 7).eval()
+    x = tokens(2, 7, D).float()
+    with torch.no_grad():
+        expected = layer(x)
+        layer.freeze()
+        torch.testing.assert_close(layer(x), expected)

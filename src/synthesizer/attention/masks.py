@@ -7,6 +7,7 @@ mask (`visible_keys`), the fast paths as ranges (`Visibility`). Letters as in sy
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -182,6 +183,15 @@ def visibility_of(
     order = (~mask).int().argsort(dim=-1, stable=True)
     positions = locate(mask, None, num_keys, device).expand(mask.shape)
     return Visibility(stops, starts, order, positions.int().contiguous(), grows, is_shared=False)
+
+
+@lru_cache(maxsize=64)
+def known_visibility(
+    num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device
+) -> Visibility:
+    """The same without a mask, kept from call to call: nobody writes into it."""
+    with torch.inference_mode(False):  # what a later call trains with was not made for inference
+        return visibility_of(None, num_queries, num_keys, causal, window, SLOT, device)
 
 
 def locate(

@@ -37,6 +37,7 @@ from synthesizer.attention.masks import (
     EXPLICIT,
     SLOT,
     Visibility,
+    known_visibility,
     visibility_of,
     visible_keys,
 )
@@ -149,7 +150,10 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         return torch.cat(found, -1) if len(found) == len(each) else None
     x, keys, values, mask = call.x, call.keys, call.values, call.mask
     num_queries, num_keys, device = x.shape[1], values.shape[2], x.device
-    rule = (num_queries, num_keys, call.causal, call.window)
+    rule, compiling = (
+        (num_queries, num_keys, call.causal, call.window),
+        torch.compiler.is_compiling(),
+    )
     if chosen == "fused":
         assert isinstance(synthesis, DotProduct)
         assert keys is not None
@@ -161,7 +165,11 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             return _fused(synthesis, x, keys, values, None, is_causal, call.query_positions)
         visible = visible_keys(mask, call.causal, num_queries, num_keys, device, call.window)
         return _fused(synthesis, x, keys, values, visible, False, call.query_positions)
-    visibility = visibility_of(mask, *rule, call.source, device)
+    # not kept where tensors are stand-ins, as in tracing, or belong to a stream of a GPU
+    if mask is None and type(x) is Tensor and device.type == "cpu" and not compiling:
+        visibility = known_visibility(*rule, device)
+    else:
+        visibility = visibility_of(mask, *rule, call.source, device)
     if chosen == "frozen":
         assert call.frozen is not None
         return frozen_attention(values, call.frozen, visibility, num_queries).flatten(-2)
@@ -170,6 +178,10 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     heads = values.shape[1]
     terms = terms_of(synthesis, x, keys, num_keys, call.bias, heads, call.query_positions)
     terms.values = values.transpose(0, 1)
+    if terms.other_queries is not None and not (
+        chosen == "blocks" and uses_kernel(values, num_queries)
+    ):
+        terms.join()
     if chosen == "row":
         return _row(terms)
     with torch.autocast(device.type, enabled=False):
@@ -178,7 +190,7 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
                 return table_attention(terms, visibility, num_queries, call.dropout).flatten(-2)
             # the shared softmax asks what vanishes: not while compiling, nor of a GPU
             with_triton = device.type in gpu.DEVICES and gpu.uses_triton(terms)
-            if not (torch.compiler.is_compiling() or with_triton):
+            if not (compiling or with_triton):
                 output = _by_masked_table(terms, call, visibility)
                 if output is not None or call.dropout > 0.0:
                     return output

@@ -146,7 +146,7 @@ def attend_back(
 
 
 def _batch_first(terms: Terms) -> FusedTerms:
-    *tensors, _ = vars(terms).values()  # distances were written out into the table
+    *tensors, _, _, _ = vars(terms).values()  # distances and a second bilinear term: written out
     return FusedTerms(*[_turned(part) for part in tensors])
 
 

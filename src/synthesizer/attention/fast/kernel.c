@@ -1,6 +1,6 @@
 /* Attention of any sum of terms, and its gradient: kernel.py's other half.
 
-       S = queries keys^T + weight table + offsets + outer + relative,
+       S = queries keys^T (one or two such products) + weight table + offsets + outer + relative,
        outer[i, j] = A[i, j mod a] B[i, j div a],
        relative[i, j] = r[T - i + j] for j > 0, relative[i, 0] = r[0]
        P = softmax(S) over the keys that a row sees, Y = P values
@@ -49,9 +49,12 @@ typedef struct {
     int64_t a, b;  /* the sides of an outer product */
     int64_t ready; /* whether the table holds weights, not logits */
     int64_t small; /* up to so many keys, products are small */
+    int64_t first_width; /* what of the width is that of q and k, not of other_q and other_k */
     Strided v, q, k, table, weight, offsets, tiled, repeated, distances; /* the last: A, B, r */
+    Strided other_q, other_k;
     Strided y; /* the output, or its gradient on the way back */
     Strided dv, dq, dk, dtable, dweight, doffsets, dtiled, drepeated, ddistances;
+    Strided dother_q, dother_k;
     Numbers starts, stops, table_rows;
     float *room; /* workspace(call) numbers per thread */
 } Call;
@@ -83,6 +86,11 @@ typedef struct { /* (rows, n) */
     int64_t row;
 } Matrix;
 
+typedef struct { /* one product of queries and keys: columns `from` to `from + width - 1` of them all */
+    const Strided *q, *k, *dq, *dk;
+    int64_t from, width;
+} Pair;
+
 /* down = weights (down - sum of weights down) over these columns, 0 in the others. */
 static void soften_back(float *restrict down, const float *restrict weights, int64_t begin,
                         int64_t end, int64_t width)
@@ -110,6 +118,16 @@ static void multiply(const Call *call, char left_is, char right_is, int m, int n
                out, &out_step);
 }
 
+/* The products of queries and keys, and how many there are. */
+static int pairs_of(const Call *call, Pair *pairs)
+{
+    const int64_t first = call->first_width;
+    pairs[0] = (Pair){ &call->q, &call->k, &call->dq, &call->dk, 0, first };
+    pairs[1] = (Pair){ &call->other_q, &call->other_k, &call->dother_q, &call->dother_k, first,
+                       call->width - first };
+    return !call->q.data ? 0 : !call->other_q.data ? 1 : 2;
+}
+
 static float *at(const Strided *tensor, const Block *block, int64_t row)
 {
     if (!tensor->data)
@@ -121,6 +139,19 @@ static float *at(const Strided *tensor, const Block *block, int64_t row)
 static int64_t number(const Numbers *numbers, const Block *block, int64_t row, int64_t otherwise)
 {
     return numbers->data ? numbers->data[block->example * numbers->example + row] : otherwise;
+}
+
+/* Copy the rows of every product's queries or keys to where they are side by side, width by width. */
+static void join(const Call *call, const Block *block, int of_keys, int64_t first, int64_t rows,
+                 float *here)
+{
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
+    for (int p = 0; p < count; p++)
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(here + i * call->width + pairs[p].from,
+                   at(of_keys ? pairs[p].k : pairs[p].q, block, first + i),
+                   pairs[p].width * sizeof(float));
 }
 
 /* Copy (rows, n) numbers of `beside` examples from where they lie to where they are side by side,
@@ -195,6 +226,8 @@ static Block open_example(const Call *call, Worker *worker, int64_t head, int64_
 {
     const int64_t left = call->batch - example;
     Block block = { .head = head, .example = example };
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
     block.beside = left < call->beside ? left : call->beside;
     block.n = block.beside * call->value_width;
     lay_out(call, worker->room, &block);
@@ -204,13 +237,14 @@ static Block open_example(const Call *call, Worker *worker, int64_t head, int64_
         block.rows = call->queries;
         block.seen = call->keys;
         block.step = whole_vectors(call->keys);
-        if (call->q.data && (call->k.example || worker->head != head))
-            transpose(&call->k, &block, call->keys, call->width, block.k);
+        for (int p = 0; p < count; p++)
+            if (pairs[p].k->example || worker->head != head)
+                transpose(pairs[p].k, &block, call->keys, pairs[p].width,
+                          block.k + pairs[p].from * block.step);
         worker->head = head;
         return block;
     }
-    if (call->q.data)
-        move(&call->k, &block, 0, call->keys, call->width, 1, block.k, 0);
+    join(call, &block, 1, 0, call->keys, block.k);
     move(&call->v, &block, 0, call->keys, call->value_width, block.beside, block.v, 0);
     return block;
 }
@@ -370,15 +404,23 @@ static void multiply_keys(const Call *call, const Block *block, const float *pai
     }
 }
 
+/* A block's queries: where they lie or, of two products, side by side. */
+static Matrix queries_of(const Call *call, const Block *block)
+{
+    if (!call->other_q.data)
+        return (Matrix){ at(&call->q, block, block->first), call->q.row };
+    join(call, block, 0, block->first, block->rows, block->whole[2]);
+    return (Matrix){ block->whole[2], call->width };
+}
+
 /* Write the weights of a block. */
-static void weigh(const Call *call, const Block *block)
+static void weigh(const Call *call, const Block *block, Matrix q)
 {
     const float *weight = at(&call->weight, block, 0), *offsets = at(&call->offsets, block, 0);
-    const float *q = at(&call->q, block, block->first);
-    if (q && block->small)
-        multiply_pairs(call, block, q, call->q.row, call->width, block->k, block->weights);
-    else if (q)
-        multiply(call, 'N', 'T', block->rows, block->seen, call->width, q, call->q.row,
+    if (q.data && block->small)
+        multiply_pairs(call, block, q.data, q.row, call->width, block->k, block->weights);
+    else if (q.data)
+        multiply(call, 'N', 'T', block->rows, block->seen, call->width, q.data, q.row,
                  block->k + block->from * call->width, call->width, 0.0f, block->weights,
                  block->step);
     for (int64_t i = 0; i < block->rows; i++) {
@@ -411,7 +453,7 @@ static void look(const Call *call, Block *block)
         weights = at(&call->table, block, block->first) + block->from;
         step = call->table.row;
     } else
-        weigh(call, block);
+        weigh(call, block, queries_of(call, block));
     if (block->small) {
         const Matrix v = whole_rows(&call->v, block, call->keys, block->n, block->whole[1]);
         block->step = step;
@@ -479,18 +521,17 @@ static void look_back_at_logits(const Call *call, const Block *block)
 /* Whether any gradient but that of the values is wanted. */
 static int wants_logits(const Call *call)
 {
-    return call->dq.data || call->dk.data || call->dtable.data || call->dweight.data
-           || call->doffsets.data || call->dtiled.data || call->drepeated.data
+    return call->dq.data || call->dk.data || call->dother_q.data || call->dother_k.data
+           || call->dtable.data || call->dweight.data || call->doffsets.data || call->dtiled.data || call->drepeated.data
            || call->ddistances.data;
 }
 
 static void look_back_small(const Call *call, Block *block)
 {
-    const int64_t n = block->n, width = call->width;
-    /* a shared gradient is written by the first example and added to by the others */
-    const int dq_added = block->example && !call->dq.example;
-    const int dk_added = block->example && !call->dk.example;
-    weigh(call, block);
+    const int64_t n = block->n;
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
+    weigh(call, block, queries_of(call, block));
     if (call->dv.data)
         multiply_keys(call, block, block->weights,
                       whole_rows(&call->y, block, call->queries, n, block->whole[3]), n, 0,
@@ -500,21 +541,29 @@ static void look_back_small(const Call *call, Block *block)
     transpose(&call->v, block, call->keys, n, block->v);
     multiply_pairs(call, block, at(&call->y, block, 0), call->y.row, n, block->v, block->down);
     look_back_at_logits(call, block);
-    if (call->dq.data)
-        multiply_rows(call, block, block->down,
-                      whole_rows(&call->k, block, call->keys, width, block->whole[0]), width,
-                      dq_added, at(&call->dq, block, 0), call->dq.row);
-    if (call->dk.data)
-        multiply_keys(call, block, block->down,
-                      whole_rows(&call->q, block, call->queries, width, block->whole[2]), width,
-                      dk_added, at(&call->dk, block, 0), call->dk.row);
+    for (int p = 0; p < count; p++) {
+        const Strided *q = pairs[p].q, *k = pairs[p].k, *dq = pairs[p].dq, *dk = pairs[p].dk;
+        const int64_t width = pairs[p].width;
+        /* a shared gradient is written by the first example and added to by the others */
+        if (dq->data)
+            multiply_rows(call, block, block->down,
+                          whole_rows(k, block, call->keys, width, block->whole[0]), width,
+                          block->example && !dq->example, at(dq, block, 0), dq->row);
+        if (dk->data)
+            multiply_keys(call, block, block->down,
+                          whole_rows(q, block, call->queries, width, block->whole[2]), width,
+                          block->example && !dk->example, at(dk, block, 0), dk->row);
+    }
 }
 
 static void look_back(const Call *call, Block *block)
 {
     const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
     const int64_t n = block->n, step = block->step;
-    weigh(call, block);
+    const Matrix q = queries_of(call, block);
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
+    weigh(call, block, q);
     move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
     if (call->dv.data)
         multiply(call, 'T', 'N', n, seen, rows, block->y, n, block->weights, step, 1.0f,
@@ -524,13 +573,17 @@ static void look_back(const Call *call, Block *block)
     multiply(call, 'N', 'T', rows, seen, n, block->y, n, block->v + from * n, n, 0.0f, block->down,
              step);
     look_back_at_logits(call, block);
-    if (call->dq.data)
-        multiply(call, 'N', 'N', rows, width, seen, block->down, step, block->k + from * width, width,
-                 block->example && !call->dq.example ? 1.0f : 0.0f,
-                 at(&call->dq, block, block->first), call->dq.row);
-    if (call->dk.data)
-        multiply(call, 'T', 'N', width, seen, rows, at(&call->q, block, block->first), call->q.row,
-                 block->down, step, 1.0f, block->sum_k + from, call->keys);
+    for (int p = 0; p < count; p++) {
+        const Strided *dq = pairs[p].dq;
+        if (dq->data)
+            multiply(call, 'N', 'N', rows, pairs[p].width, seen, block->down, step,
+                     block->k + from * width + pairs[p].from, width,
+                     block->example && !dq->example ? 1.0f : 0.0f, at(dq, block, block->first),
+                     dq->row);
+    }
+    if (call->dk.data || call->dother_k.data)
+        multiply(call, 'T', 'N', width, seen, rows, q.data, q.row, block->down, step, 1.0f,
+                 block->sum_k + from, call->keys);
 }
 
 /* Write (n, count), summed up with the long axis last, as (count, n): this worker its part of the
@@ -558,7 +611,8 @@ static void wait_for(const Call *call, const Worker *worker)
 
 static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
 {
-    const int shared = call->k.example == 0;
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
     Block block;
     for (int64_t b = 0; b < call->batch; b += call->beside) {
         const int last = b + call->beside >= call->batch;
@@ -568,8 +622,10 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
             memset(block.sum_distances, 0, (call->queries + call->keys) * sizeof(float));
             *block.sum_weight = 0.0f;
         }
-        if (!block.small && (b == 0 || !shared))
-            memset(block.sum_k, 0, call->width * call->keys * sizeof(float));
+        for (int p = 0; p < count && !block.small; p++)
+            if (b == 0 || pairs[p].k->example)
+                memset(block.sum_k + pairs[p].from * call->keys, 0,
+                       pairs[p].width * call->keys * sizeof(float));
         if (!block.small)
             memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
         for (int64_t first = worker->member * call->rows; first < call->queries;
@@ -586,9 +642,10 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
             write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
                        call->value_width, call->keys, at(&call->dv, &block, 0) + i * call->dv.example,
                        call->dv.row);
-        if (call->dk.data && !block.small && (last || !shared))
-            write_sums(call, worker, block.sum_k, call->width, call->keys,
-                       at(&call->dk, &block, 0), call->dk.row);
+        for (int p = 0; p < count && !block.small; p++)
+            if (pairs[p].dk->data && (last || pairs[p].k->example))
+                write_sums(call, worker, block.sum_k + pairs[p].from * call->keys, pairs[p].width,
+                           call->keys, at(pairs[p].dk, &block, 0), pairs[p].dk->row);
         if (call->doffsets.data && last)
             write_sums(call, worker, block.sum_offsets, 1, call->keys,
                        at(&call->doffsets, &block, 0), 1);

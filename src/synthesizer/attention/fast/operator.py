@@ -60,7 +60,7 @@ class _BlockAttention(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Tensor:
         output, kept = attend_terms(Terms(*tensors), visibility, num_queries)
-        ctx.save_for_backward(*tensors, output if kept.numel() else None, kept)
+        ctx.save_for_backward(*tensors, output if kept.dim() > 1 else None, kept)
         ctx.visibility = visibility
         return output
 
@@ -101,15 +101,19 @@ def attend_terms(terms: Terms, visibility: Visibility, num_queries: int) -> tupl
 def attend_back(
     terms: Terms,
     visibility: Visibility,
-    output: Tensor,
+    output: Tensor | None,
     kept: Tensor,
     grad: Tensor,
     wanted: Sequence[bool],
 ) -> Terms:
-    """The gradients that are wanted, given that of the output, (B, T, H, K)."""
+    """The gradients that are wanted, given that of the output, (B, T, H, K).
+
+    The output itself is asked for where something was kept of it, on a GPU.
+    """
     assert terms.values is not None
     num_queries, by_head = grad.shape[1], grad.permute(2, 0, 1, 3)
     if terms.values.device.type in gpu.DEVICES and gpu.uses_triton(terms):
+        assert output is not None
         return gpu.attend_back(terms, visibility, output, kept, grad, wanted)
     kernel = loaded(os.environ.get(HOME)) if uses_kernel(terms.values, num_queries) else None
     # the kernel adds to the table's gradient and writes all others, if there is an example
@@ -156,6 +160,7 @@ class KernelCall(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("threads", "heads", "batch", "beside")],
         *[(name, ctypes.c_int64) for name in ("num_queries", "num_keys", "width", "value_width")],
         *[(name, ctypes.c_int64) for name in ("rows", "a", "b", "ready", "small")],
+        ("first_width", ctypes.c_int64),
         *[(name, Strided) for name in vars(Terms())],
         ("output", Strided),
         *[(f"grad_{name}", Strided) for name in vars(Terms())],
@@ -181,14 +186,16 @@ def run_kernel(
     assert terms.values is not None
     num_heads, batch, num_queries, value_width = output.shape
     num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
-    widths = [0 if part is None else part.shape[-1] for part in (queries, tiled, terms.repeated)]
-    alike = (queries is None or queries.shape[1] == 1) and tiled is None and visibility.is_shared
+    sides = (queries, terms.other_queries, tiled, terms.repeated)
+    first, other, a, b = [0 if part is None else part.shape[-1] for part in sides]
+    alike = queries is None or (queries.shape[1] == 1 and terms.other_queries is None)
+    alike = alike and tiled is None and visibility.is_shared
     beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
     budget = CACHED // 2 if visibility.grows else CACHED
     rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
     threads = torch.get_num_threads() if kernel.runtime[0] else 1
-    sizes = (threads, num_heads, batch, beside, num_queries, num_keys, widths[0], value_width)
-    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, *widths[1:], ready, SMALL)
+    sizes = (threads, num_heads, batch, beside, num_queries, num_keys, first + other, value_width)
+    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, a, b, ready, SMALL, first)
     given = {"output": output, **vars(terms)}
     if grads is not None:
         given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
@@ -211,7 +218,10 @@ def run_kernel(
 
 
 @torch.library.custom_op(
-    "synthesizer::attend", mutates_args=(), schema=f"({TERMS}, SymInt num_queries) -> Tensor[]"
+    "synthesizer::attend",
+    mutates_args=(),
+    schema=f"({TERMS}, SymInt num_queries) -> Tensor[]",
+    tags=(torch.Tag.needs_exact_strides,),
 )
 def _attend(*given: Any) -> list[Tensor]:  # noqa: ANN401
     output, kept = attend_terms(*_unpacked(given[:-1]), given[-1])
@@ -232,27 +242,34 @@ def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
 @torch.library.custom_op(
     "synthesizer::attend_back",
     mutates_args=(),
-    schema=f"({TERMS}, Tensor output, Tensor kept, Tensor grad, bool[] wanted) -> Tensor[]",
+    schema=f"({TERMS}, Tensor? output, Tensor kept, Tensor grad, bool[] wanted) -> Tensor[]",
+    tags=(torch.Tag.needs_exact_strides,),
 )
 def _attend_back(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    """Gradients lie in memory as their tensors do: projections go on from there, uncopied."""
     grads = attend_back(*_unpacked(given[:-4]), *given[-4:])
-    return [part.contiguous() for part in vars(grads).values() if part is not None]
+    both = zip(given[:NUM_TERMS], vars(grads).values(), strict=True)
+    return [_laid_as(tensor, grad) for tensor, grad in both if grad is not None]
 
 
 @_attend_back.register_fake
 def _(*given: Any) -> list[Tensor]:  # noqa: ANN401
     tensors, wanted = given[:NUM_TERMS], given[-1]
-    return [
-        torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor, want in zip(tensors, wanted, strict=True)
-        if want
-    ]
+    return [torch.empty_like(tensor) for tensor, want in zip(tensors, wanted, strict=True) if want]
+
+
+def _laid_as(tensor: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in the strides of torch.empty_like(tensor), which the fake kernel promises."""
+    if grad.stride() == torch.empty_like(tensor, device="meta").stride():
+        return grad
+    return torch.empty_like(tensor).copy_(grad)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ANN401
     *given, _ = inputs
     ctx.rule = given[-2:]
-    ctx.save_for_backward(*given[:-2], *output)
+    made, kept = output
+    ctx.save_for_backward(*given[:-2], made if kept.dim() > 1 else None, kept)
 
 
 def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:  # noqa: ANN401

@@ -1,6 +1,7 @@
 """What the logits of a synthesis are made of: tables, bilinear terms and outer products.
 
     logits[b,h,i,j] = weight[h] table[h,i,j] + queries[b,h,i]·keys[b,h,j] + offsets[h,j]
+                      + other_queries[b,h,i]·other_keys[b,h,j]
                       + tiled[b,h,i,j mod a] repeated[b,h,i,j div a] + distances[h, T - i + j]
 
 Every synthesizing function is one of these terms, and a mixture scales and adds them. Nothing of
@@ -47,6 +48,18 @@ class Terms:
     tiled: Tensor | None = None  # (H, B, T, a)
     repeated: Tensor | None = None  # (H, B, T, b)
     distances: Tensor | None = None  # (H, T + S), of which key 0 reads the first: relative.py
+    other_queries: Tensor | None = None  # (H, B or 1, T, W), of a second bilinear term
+    other_keys: Tensor | None = None  # (H, B or 1, S, W)
+
+    def join(self) -> None:
+        """Make one bilinear term of two, of the joint width; the compiled kernel takes two."""
+        if self.queries is None or self.keys is None:
+            return
+        if self.other_queries is not None and self.other_keys is not None:
+            self.queries, self.keys = _joined(
+                [self.queries, self.other_queries], [self.keys, self.other_keys]
+            )
+            self.other_queries = self.other_keys = None
 
     def weighted_table(self) -> Tensor | None:
         """The table times its weight, written out."""
@@ -66,6 +79,7 @@ class Terms:
     def whole_table(self, num_queries: int) -> Tensor:
         """The sum of all terms, where none depends on the input: (H, T, S)."""
         self.write_out(num_queries)
+        self.join()
         table = self.table
         if self.queries is not None and self.keys is not None:
             low_rank = (self.queries @ self.keys.mT)[:, 0]
@@ -165,7 +179,7 @@ class _Corner(torch.autograd.Function):
 
 
 def _add(each: list[Terms]) -> Terms:
-    """Add sums of terms: bilinear ones side by side are one product of the joint width."""
+    """Add sums of terms."""
     tables = [part for part in each if part.table is not None]
     queries = [part.queries for part in each if part.queries is not None]
     keys = [part.keys for part in each if part.keys is not None]
@@ -176,17 +190,23 @@ def _add(each: list[Terms]) -> Terms:
         total.table, total.weight = tables[0].table, tables[0].weight
     elif tables:
         total.table = torch.stack([part.weighted_table() for part in tables]).sum(0)  # type: ignore[misc]
-    if len(queries) == 1:
+    if queries:
         total.queries, total.keys = queries[0], keys[0]
-    elif queries:
-        batch = max(part.shape[1] for part in keys)
-        total.queries = torch.cat(queries, -1)
-        total.keys = torch.cat([part.expand(-1, batch, -1, -1) for part in keys], -1)
+    if len(queries) == 2:
+        total.other_queries, total.other_keys = queries[1], keys[1]
+    elif len(queries) > 2:
+        total.other_queries, total.other_keys = _joined(queries[1:], keys[1:])
     if offsets:
         total.offsets = torch.stack(offsets).sum(0)
     if distances:
         total.distances = torch.stack(distances).sum(0)
     return total
+
+
+def _joined(queries: list[Tensor], keys: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Bilinear terms side by side, as one product of the joint width."""
+    batch = max(part.shape[1] for part in keys)
+    return torch.cat(queries, -1), torch.cat([k.expand(-1, batch, -1, -1) for k in keys], -1)
 
 
 def _turn(terms: Terms, part: Synthesis, positions: Tensor) -> None:
