@@ -1,6 +1,8 @@
 import json
 from dataclasses import replace
 
+from matplotlib.axes import Axes
+
 from synthesizer.report.metric_tables import varied_table
 from synthesizer.report.plots import by_value, quality_and_cache
 from synthesizer.report.sections import lead, notes, sections
@@ -51,12 +53,25 @@ def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_
     summary = probe_study(tmp_path)
     first = lead(summary)
     assert "token accuracy, % by difficulty, one line per variant" in first
-    assert "Means over seeds, by data.difficulty." in first
+    assert "Means over seeds, by data.difficulty; small open marks beside them are" in first
     assert "Pareto front" not in first, "scores of two difficulties are not of one task"
     (varied,) = [s.body for s in sections(summary) if s.heading == "By varied value"]
     assert "difficulty 8" in varied
-    assert by_value(summary, {"dot": [("2", 1.0)]}, "difficulty") == "", "one value is no curve"
+    assert by_value(summary, {"dot": [("2", [1.0])]}, "difficulty") == "", "one value is no curve"
     assert "Quality against the cache of a token" in quality_and_cache(summary)
+
+
+def test_a_seed_that_failed_is_seen_beside_the_mean(tmp_path, monkeypatch):
+    drawn = []
+    whole = Axes.plot
+
+    def plot(axes, *args, **look):
+        drawn.append((list(args[0]), list(args[1])))
+        return whole(axes, *args, **look)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    by_value(probe_study(tmp_path), {"dot": [("2", [100.0]), ("8", [100.0, 25.0])]}, "difficulty")
+    assert drawn == [([0, 1], [100.0, 62.5]), ([0.04], [100.0]), ([1.04] * 2, [100.0, 25.0])]
 
 
 def test_rows_that_keep_as_much_of_a_token_are_not_drawn_by_it(tmp_path, monkeypatch):
@@ -90,7 +105,7 @@ def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_result
     assert lines[0] == ["dot", "4.731 ± 0.000", "4.731 ± 0.000"]
     inverted = []
     monkeypatch.setattr("matplotlib.axes.Axes.invert_yaxis", lambda axes: inverted.append(axes))
-    points = {"dot": [("2", 1.0), ("8", 2.0)]}
+    points = {"dot": [("2", [1.0]), ("8", [2.0, 2.5])]}
     for drawn, expected in ((summary, 0), (loss, 1)):
         assert "by difficulty" in by_value(drawn, points, "difficulty")
         assert len(inverted) == expected

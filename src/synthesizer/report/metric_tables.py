@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from synthesizer.experiment.published import paper
 from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study, plain_change
@@ -140,12 +138,12 @@ def difference_and_verdict(found: Comparison | None) -> str:
     return difference_text(found) + (f", {found.word}" if found is not None else "")
 
 
-def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, float]]]:
-    """For a plot: each variant's means by the value that was varied, where one key was."""
-    points: dict[str, list[tuple[str, float]]] = {}
+def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, list[float]]]]:
+    """For a plot: each variant's scores by the value that was varied, where one key was."""
+    points: dict[str, list[tuple[str, list[float]]]] = {}
     for row in study.rows:
         scores = list(scores_of(row, metric).values())
         if len(row.varied) == 1 and scores:
             value = row.varied[0].partition("=")[2]
-            points.setdefault(row.name, []).append((value, float(np.mean(scores))))
+            points.setdefault(row.name, []).append((value, scores))
     return points

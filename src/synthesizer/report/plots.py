@@ -96,8 +96,10 @@ def _signed(value: float, _: int | None) -> str:
     return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
 
 
-def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]], key: str) -> str:
-    """The metric of each variant at every value of a varied key, evenly spaced; better is up."""
+def by_value(
+    summary: Summary, points: Mapping[str, Sequence[tuple[str, Sequence[float]]]], key: str
+) -> str:
+    """Means and seeds of each variant at every value of a varied key; better is up."""
     values = list(dict.fromkeys(value for line in points.values() for value, _ in line))
     if len(values) < 2:
         return ""
@@ -106,7 +108,11 @@ def by_value(summary: Summary, points: Mapping[str, Sequence[tuple[str, float]]]
             axes.invert_yaxis()
         for number, (name, line) in enumerate(points.items()):
             at = [values.index(value) for value, _ in line]
-            axes.plot(at, [mean for _, mean in line], label=literal(name), **look_of(number))
+            look = look_of(number)
+            axes.plot(at, [np.mean(scores) for _, scores in line], label=literal(name), **look)
+            for place, (_, scores) in zip(at, line, strict=True):  # a mean hides seeds that fail
+                seeds = {**look, "linestyle": "none", "markersize": 4, "markerfacecolor": "none"}
+                axes.plot([place + 0.04 * (number + 1)] * len(scores), scores, **seeds)
         axes.set_xticks(range(len(values)), list(map(literal, values)))
         axes.set_xlabel(literal(key))
         axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")

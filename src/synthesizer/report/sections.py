@@ -206,7 +206,9 @@ def value_plot(summary: Summary) -> Plot:
     (key,) = keys
     points = varied_points(summary.study, summary.metric)
     drawn = by_value(summary, points, key.rpartition(".")[2])
-    return Plot(drawn, f"Means over seeds, by {key}.")
+    return Plot(
+        drawn, f"Means over seeds, by {key}; small open marks beside them are single seeds."
+    )
 
 
 def _left_to_the_table(summary: Summary) -> str:
