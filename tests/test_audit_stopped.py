@@ -108,8 +108,6 @@ def test_a_killed_process_leaves_what_it_measured(home, tmp_path):  # noqa: F811
             process.send_signal(signal.SIGKILL)
         time.sleep(0.001)
     process.communicate()
-    if process.returncode == 0:
-        pytest.skip("the audit was finished before it could be killed")
     assert process.returncode == -signal.SIGKILL
     known = len([line for line in path.read_text().split("\n")[1:-1] if line])
     done = subprocess.run(command, capture_output=True, text=True, check=True)

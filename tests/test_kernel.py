@@ -387,3 +387,13 @@ def test_two_low_ranks_are_one_table_that_freezes():
         expected = layer(x)
         layer.freeze()
         torch.testing.assert_close(layer(x), expected)
+
+
+def test_a_second_bilinear_term_is_never_dropped_without_the_kernel(monkeypatch):
+    """A graph that was compiled with the kernel may run where it has gone."""
+    part = torch.ones(1, 2, 3, 4)
+    terms = fast.terms.Terms(part, queries=part, keys=part, other_queries=part, other_keys=part)
+    visibility = masks.visibility_of(None, 3, 3, True, None, masks.SLOT, part.device)
+    monkeypatch.setattr(fast.operator, "uses_kernel", lambda values, num_queries: False)
+    with pytest.raises(AssertionError, match="the compiled kernel has gone"):
+        fast.operator.attend_terms(terms, visibility, 3)

@@ -150,10 +150,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         return torch.cat(found, -1) if len(found) == len(each) else None
     x, keys, values, mask = call.x, call.keys, call.values, call.mask
     num_queries, num_keys, device = x.shape[1], values.shape[2], x.device
-    rule, compiling = (
-        (num_queries, num_keys, call.causal, call.window),
-        torch.compiler.is_compiling(),
-    )
+    rule = (num_queries, num_keys, call.causal, call.window)
+    compiling = torch.compiler.is_compiling()
     if chosen == "fused":
         assert isinstance(synthesis, DotProduct)
         assert keys is not None

@@ -86,6 +86,8 @@ def attend_terms(terms: Terms, visibility: Visibility, num_queries: int) -> tupl
     if kernel is not None:
         run_kernel(kernel, terms, visibility, by_head)
         return output, nothing
+    # two were left apart for a kernel that was there when the graph was compiled
+    assert terms.other_queries is None, "the compiled kernel has gone; compile the model again"
     # PyTorch's own kernel wants one width, and no example with a mask of its own
     same_width = queries is not None and queries.shape[-1] == width
     if same_width and terms.tiled is None and visibility.is_shared and not values.is_cuda:
