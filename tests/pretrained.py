@@ -1,4 +1,4 @@
-"""Tiny random models of seven architectures that go through transformers' attention interface."""
+"""Tiny random models of nine architectures that go through transformers' attention interface."""
 
 import torch
 from transformers import (
@@ -12,10 +12,14 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 VOCAB = 37
@@ -89,10 +93,35 @@ def vit():
     )  # fmt: skip
 
 
+def opt():
+    """Projections are split into as many heads as the config says."""
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+            ffn_dim=20, max_position_embeddings=16, word_embed_proj_dim=24, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def whisper():
+    """Sixteen frames of sound, which a convolution makes eight tokens of."""
+    return WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=VOCAB, d_model=24, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=20,
+            decoder_ffn_dim=20, num_mel_bins=4, max_source_positions=8, max_target_positions=16,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+            suppress_tokens=None, begin_suppress_tokens=None,
+        )
+    )  # fmt: skip
+
+
 MODELS = {
     "bert": bert, "gpt2": gpt2, "llama": llama, "gemma": gemma, "t5": t5, "bart": bart, "vit": vit,
+    "opt": opt, "whisper": whisper,
 }  # fmt: skip
-ENCODER_DECODERS = ("t5", "bart")
+TRANSLATORS = ("t5", "bart")  # texts to texts
+ENCODER_DECODERS = (*TRANSLATORS, "whisper")
 
 
 def build(name, seed=0):
@@ -113,7 +142,9 @@ def inputs(name, *, padded=True):
         return {"pixel_values": torch.randn(2, 3, 8, 8)}
     ids = torch.randint(3, VOCAB, (2, 7))
     batch = {"input_ids": ids}
-    if padded:
+    if name == "whisper":
+        batch = {"input_features": torch.randn(2, 4, 16)}
+    elif padded:
         batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
     if name in ENCODER_DECODERS:
         batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))

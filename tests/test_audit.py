@@ -30,7 +30,7 @@ from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
-from synthesizer.audit.encode import encode, tuning_rows
+from synthesizer.audit.encode import TokenRows, encode, tuning_rows
 from synthesizer.audit.examples import Example, _token_losses, read_examples, run
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
@@ -273,7 +273,7 @@ def test_tuning_brings_outputs_nearer(home, tmp_path):
     before = {name: p.clone() for name, p in converted.named_parameters()}
     texts = [Example((text,)) for text in sentences(40)]
     rows = tuning_rows(texts, original, tokenizer(), 12)
-    tuned = tune(original, converted, tokenizer(), rows, Tuning(40, batch=8), print)
+    tuned = tune(original, converted, TokenRows(rows, tokenizer()), Tuning(40, batch=8), print)
     assert np.mean(tuned.losses[8:13]) < np.mean(tuned.losses[:5])  # a third brings layers nearer
     assert tuned.after < tuned.before
     moved = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
@@ -320,7 +320,8 @@ def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
 
     def tuned(**options):
         model = build_converted(original, layers, {0: HeadTables((0, 1), 12)})
-        return tune(original, model, tokenizer(), rows, Tuning(**options), print, tmp_path)
+        tuned = TokenRows(rows, tokenizer())
+        return tune(original, model, tuned, Tuning(**options), print, tmp_path)
 
     tuned(steps=2)
     with pytest.raises(UserError, match="is of a tuning with other options or texts"):
@@ -343,7 +344,7 @@ def test_a_causal_model_is_tuned_on_windows_of_its_texts():
     texts = [Example((text,)) for text in sentences(60)]
     rows = tuning_rows(texts, original, plain, 12)
     assert all(row["input_ids"][0] == 1 for row in rows)
-    tuned = tune(original, converted, plain, rows, Tuning(30, batch=4), print)
+    tuned = tune(original, converted, TokenRows(rows, plain), Tuning(30, batch=4), print)
     assert tuned.after < tuned.before
     with pytest.raises(UserError, match="shorter than one window of 12 tokens"):
         tuning_rows(texts[:1], original, plain, 12)
@@ -421,7 +422,7 @@ def test_convert_refuses_what_it_cannot_do(home, tmp_path, capsys):
         ([], "give either --heads N or --keep SHARE"),
         (
             ["--heads", "2", "--tune", "3"],
-            "--tune needs texts to tune on; name a file with --texts",
+            "--tune needs texts to tune on; name them with --texts",
         ),
     ):
         arguments = ["convert", str(tmp_path / "audit"), "--out", str(tmp_path / "m"), *options]

@@ -100,8 +100,8 @@ def test_positions_are_those_behind_padding(home):
 REFUSED = {
     "images": (
         ("vit", "texts.txt"),
-        "cannot load a tokenizer from {home}/vit (",
-        "audit reads texts: put the model's tokenizer into its folder",
+        "cannot load a processor of images from {home}/vit (",
+        "put the model's preprocessor_config.json into its folder",
     ),
     "no model": (("nothing", "texts.txt"), "cannot load a model from {home}/nothing (", ""),
     "half a model": (

@@ -10,7 +10,7 @@ from transformers import (
     BartForSequenceClassification,
 )
 
-from pretrained import ENCODER_DECODERS, build
+from pretrained import TRANSLATORS, build
 from synthesizer.audit.convert import Asked, convert
 from synthesizer.audit.encode import encode, pad, tuning_rows
 from synthesizer.audit.examples import Example, read_examples, run
@@ -27,7 +27,7 @@ from synthesizer.training.loop import fit
 from test_audit import sentences, tokenizer
 from tiny import SIZE, write_text
 
-every_model = pytest.mark.parametrize("name", ENCODER_DECODERS)
+every_model = pytest.mark.parametrize("name", TRANSLATORS)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def home(tmp_path_factory):
         with (home / name).open("w", newline="") as file:
             csv.writer(file).writerows([("target", "source"), *pairs])
     (home / "texts.txt").write_text("\n".join(sentences(40)))
-    for name in ENCODER_DECODERS:
+    for name in TRANSLATORS:
         build(name).save_pretrained(home / name)
         tokenizer().save_pretrained(home / name)
         asked = AskedToAudit(
@@ -208,7 +208,7 @@ def test_a_translator_of_ours_is_tuned_on_its_own_train_split(tmp_path, capsys):
     tuned = ["--heads", "4", "--tune", "20", "--out", str(tmp_path / "tuned")]
     assert main(["convert", out, *tuned]) == 0, capsys.readouterr().err
     said = capsys.readouterr().err
-    before, after = map(float, said.rpartition("texts: ")[2].split(" to "))
+    before, after = map(float, said.rpartition("examples: ")[2].split(" to "))
     assert after < before
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned")
     assert "relative" in loaded.config.synthesis

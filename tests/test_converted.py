@@ -84,9 +84,9 @@ def test_saved_equals_loaded(name, tmp_path):
 @pytest.mark.parametrize("heads", ["most", "a whole layer"])
 def test_cached_decoding_equals_uncached(name, heads):
     _, _, converted, batch = pair(name, some[heads])
-    ids = batch["input_ids"]
+    ids = batch[converted.main_input_name]
     left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
-    left = batch["attention_mask"] if name in ENCODER_DECODERS else left
+    left = batch.get("attention_mask") if name in ENCODER_DECODERS else left
     options = {"attention_mask": left, "max_new_tokens": 6, "do_sample": False, "num_beams": 1}
     options["eos_token_id"] = None
     with torch.no_grad():
@@ -103,6 +103,19 @@ def test_a_layer_of_tables_caches_values_alone():
     for layer in out.past_key_values.layers:
         assert layer.keys is None
         assert layer.values.shape[1] == 2
+
+
+@pytest.mark.parametrize("name", ["whisper", "opt"])
+def test_code_that_splits_by_a_count_caches_the_keys_of_dot_heads_alone(name):
+    """It is given zeros for the others; a layer in which all are replaced has no keys."""
+    _, _, converted, batch = pair(name, some["most"])
+    options = {"max_new_tokens": 3, "return_dict_in_generate": True, "eos_token_id": None}
+    out = converted.generate(batch[converted.main_input_name], **options)
+    kept = getattr(out.past_key_values, "self_attention_cache", out.past_key_values)
+    dots = [m.dot_heads for m in converted.modules() if hasattr(m, "dot_heads")]
+    for layer, heads in zip(kept.layers, dots[-2:], strict=True):
+        assert layer.keys.shape[1] == len(heads) == 1
+        assert layer.values.shape[1] == 3
 
 
 def test_another_attention_is_refused(tmp_path):

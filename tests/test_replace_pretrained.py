@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
 import synthesizer.models  # noqa: F401  registers how
-from pretrained import ENCODER_DECODERS, MODELS, build, inputs
+from pretrained import ENCODER_DECODERS, MODELS, TRANSLATORS, build, inputs
 from synthesizer import replace_attention
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
@@ -56,7 +56,7 @@ def test_it_trains_saves_and_loads(name, spec, tmp_path):
     assert facts["spec"] == spec
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", *ENCODER_DECODERS])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", *TRANSLATORS])
 @pytest.mark.parametrize("spec", ["random", "relative+dot", "dense+dot"])
 def test_cached_decoding_equals_uncached(name, spec):
     model, batch = build(name), inputs(name)
@@ -67,7 +67,7 @@ def test_cached_decoding_equals_uncached(name, spec):
                 parameter.normal_()
     left = (
         torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
-        if name not in ENCODER_DECODERS
+        if name not in TRANSLATORS
         else batch["attention_mask"]
     )
     options = {"attention_mask": left, "max_new_tokens": 6, "do_sample": False, "num_beams": 1}
@@ -75,7 +75,7 @@ def test_cached_decoding_equals_uncached(name, spec):
     cached = model.generate(batch["input_ids"], use_cache=True, **options)
     assert torch.equal(cached, model.generate(batch["input_ids"], use_cache=False, **options))
     alone = model.generate(
-        batch["input_ids"][:1, 2:] if name not in ENCODER_DECODERS else batch["input_ids"][:1, :5],
+        batch["input_ids"][:1, 2:] if name not in TRANSLATORS else batch["input_ids"][:1, :5],
         max_new_tokens=6, do_sample=False, eos_token_id=None,
     )  # fmt: skip
     assert torch.equal(alone[0, -6:], cached[0, -6:])

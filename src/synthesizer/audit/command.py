@@ -16,14 +16,16 @@ def audit(
     ],
     data: Annotated[
         Path | None,
-        typer.Argument(help="Texts to measure on: .csv, .txt, ...; of a run, by default its own."),
+        typer.Argument(
+            help="Texts to measure on: .csv, .txt, ..., or a folder of images; of a run, its own."
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="loss, accuracy, spearman or agreement; else by the model.")
     ] = None,
     keep: Annotated[float, typer.Option(help="The share of the metric's value to keep.")] = 0.99,
     fit: Annotated[
-        Path | None, typer.Option(help="Texts to average and rank on; else half of DATA.")
+        Path | None, typer.Option(help="What to average and rank on; else half of DATA.")
     ] = None,
     max_len: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a text; longer ones are cut, and counted.")
@@ -88,7 +90,7 @@ def convert(
     tune_rate: Annotated[
         float, typer.Option(min=0, help="Learning rate of --tune-all's weights.")
     ] = 3e-4,
-    texts: Annotated[Path | None, typer.Option(help="Unlabelled texts for --tune.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="What --tune reads, unlabelled.")] = None,
 ) -> None:
     """Write a model in which replaced heads have no query and no key projection.
 

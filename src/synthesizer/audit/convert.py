@@ -11,17 +11,27 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from synthesizer.audit.cost import Point, most_heads
-from synthesizer.audit.encode import tuning_rows
+from synthesizer.audit.encode import TokenRows, tuning_rows
 from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Layer, tables_before
-from synthesizer.audit.load import load_model, load_tokenizer, reads_targets, run_of, settle_padding
+from synthesizer.audit.load import (
+    IMAGES,
+    SOUNDS,
+    TEXTS,
+    Reader,
+    load_model,
+    load_reader,
+    reads_targets,
+    run_of,
+)
 from synthesizer.audit.measured import Say
+from synthesizer.audit.media import MediaRows, media_of, read_media
 from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
 from synthesizer.audit.run_data import RunData
-from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
+from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.models.converted import (
     check_convertible,
@@ -113,11 +123,8 @@ def convert(asked: Asked, say: Say) -> int:
             raise UserError(f"{asked.out} is not an empty directory; name another --out")
         check_links(asked.out)
     count = _count(asked, record)
-    model, tokenizer = (
-        load_model(record["model"], record["metric"]),
-        load_tokenizer(record["model"]),
-    )
-    settle_padding(model, tokenizer)
+    model = load_model(record["model"], record["metric"])
+    reader = load_reader(record["model"], model)
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(asked.audit, record, record["order"][:count])
     try:
@@ -130,11 +137,11 @@ def convert(asked: Asked, say: Say) -> int:
         ) from None
     tuned = None
     if asked.tuning is not None:
-        rows = _tuning_rows(asked, record, model, tokenizer)
+        rows = _tuning_rows(asked, record, model, reader)
         asked.out.mkdir(parents=True, exist_ok=True)
-        tuned = tune(model, converted, tokenizer, rows, asked.tuning, say, asked.out)
+        tuned = tune(model, converted, rows, asked.tuning, say, asked.out)
     converted.save_pretrained(asked.out)
-    tokenizer.save_pretrained(asked.out)
+    reader.save(asked.out)
     card = model_card(record, count, asked, tuned)
     (asked.out / "README.md").write_text(card, encoding="utf-8")
     (asked.out / CHECKPOINT).unlink(missing_ok=True)
@@ -142,16 +149,21 @@ def convert(asked: Asked, say: Say) -> int:
 
 
 def _tuning_rows(
-    asked: Asked, record: dict[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, list[int]]]:
-    """The texts to tune on, encoded: the user's or, where a run was audited, its train split."""
+    asked: Asked, record: dict[str, Any], model: PreTrainedModel, reader: Reader
+) -> Rows:
+    """What to tune on: the user's texts or files or, where a run was audited, its train split."""
     if asked.texts is not None:
-        examples = read_examples(asked.texts, "loss" if reads_targets(model) else "agreement")
-        return tuning_rows(examples, model, tokenizer, record["max_len"])
+        metric = "loss" if reads_targets(model) else "agreement"
+        if reader.kind != TEXTS:
+            files = read_media(asked.texts, metric, reader)
+            return MediaRows(media_of(files, metric, model, reader)[0], files)
+        examples = read_examples(asked.texts, metric)
+        rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
+        return TokenRows(rows, reader.tokenizer)
     run = run_of(record["model"])
     if run is None:
-        raise UserError("--tune needs texts to tune on; name a file with --texts")
-    return RunData(run, record["metric"]).rows(model)
+        raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
+    return TokenRows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
 
 
 def read_tables(
@@ -213,7 +225,7 @@ def _tables_before(record: dict[str, Any]) -> int:
 
 def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | None) -> str:
     """The folder's README, with the front matter that the hub reads."""
-    base, metric = model_name(record), record["metric"]
+    base, metric, reads = model_name(record), record["metric"], record.get("reads", TEXTS)
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
     matter: dict[str, Any] = {
         "library_name": "transformers",
@@ -223,7 +235,7 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
     if point is not None and asked.tuning is None:
         result = {
-            "task": {"type": _TASKS[metric]},
+            "task": {"type": _TASKS.get((reads, metric), _TASKS[TEXTS, metric])},
             "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
             "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
         }
@@ -243,6 +255,9 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     by = "distance" if record["table"] == "relative" else "position"
     architecture = str(record.get("architecture", ""))
     auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
+    if reads == SOUNDS and auto == "AutoModelForSeq2SeqLM":
+        auto = "AutoModelForSpeechSeq2Seq"
+    name, reader = _READERS.get(reads, _READERS[TEXTS])
     before = _tables_before(record)
     heads = f"{before + count} of {before + len(record['order'])}"
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
@@ -256,10 +271,10 @@ they have no query and no key projection. {said}
 
 ```python
 import synthesizer.models  # registers the classes; without it the folder cannot be loaded
-from transformers import {auto}, AutoTokenizer
+from transformers import {auto}, {reader}
 
 model = {auto}.from_pretrained("{asked.out.name}")
-tokenizer = AutoTokenizer.from_pretrained("{asked.out.name}")
+{name} = {reader}.from_pretrained("{asked.out.name}")
 ```
 
 Made by
@@ -274,10 +289,21 @@ _AUTO = {  # by how the name of a class ends
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForAudioClassification": "AutoModelForAudioClassification",
+}
+_READERS = {
+    TEXTS: ("tokenizer", "AutoTokenizer"),
+    IMAGES: ("processor", "AutoImageProcessor"),
+    SOUNDS: ("processor", "AutoFeatureExtractor"),
 }
 _TASKS = {
-    "loss": "text-generation",
-    "accuracy": "text-classification",
-    "spearman": "sentence-similarity",
-    "agreement": "feature-extraction",
+    (TEXTS, "loss"): "text-generation",
+    (TEXTS, "accuracy"): "text-classification",
+    (TEXTS, "spearman"): "sentence-similarity",
+    (TEXTS, "agreement"): "feature-extraction",
+    (IMAGES, "loss"): "image-to-text",
+    (IMAGES, "accuracy"): "image-classification",
+    (SOUNDS, "loss"): "automatic-speech-recognition",
+    (SOUNDS, "accuracy"): "audio-classification",
 }

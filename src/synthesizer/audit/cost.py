@@ -149,6 +149,7 @@ class Auditor:
             moved = moved.reshape(-1, 2).mean(1)
         return [
             {
+                "place": place,
                 "texts": [text[:200] for text in examples.texts[place]],
                 "target": examples.targets[place],
                 "moved": float(moved[place]),

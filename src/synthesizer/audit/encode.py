@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def encode(
     if not rows:
         raise _too_short(max_len)
     largest = max(max(row["input_ids"], default=0) for row in rows)
-    known = getattr(model.get_input_embeddings(), "num_embeddings", largest + 1)
+    known = _num_embeddings(model) or largest + 1
     if largest >= known:
         raise UserError(
             f"the tokenizer gives token {largest} and the model has embeddings for {known}; put "
@@ -45,7 +46,7 @@ def encode(
         )
     targets = [example.target for example in examples]
     if metric == "accuracy":
-        targets = [_class_number(target, model.config) for target in targets]
+        targets = [class_number(target, model.config) for target in targets]
     if metric == "spearman":
         targets = [_score(target) for target in targets]
     lengths = [len(row["input_ids"]) for row in rows]
@@ -60,6 +61,14 @@ def encode(
         chosen.append(place)
     batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
     return Examples(metric, batches, targets, num_cut, [example.texts for example in examples])
+
+
+def _num_embeddings(model: PreTrainedModel) -> int | None:
+    """How many tokens a model knows; None where it does not say."""
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # a model of two towers
+        return None
 
 
 def tuning_rows(
@@ -82,6 +91,21 @@ def tuning_rows(
     if not windows:
         raise _too_short(max_len)
     return [{"input_ids": row["input_ids"]} for row in windows]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Texts to tune on."""
+
+    rows: Sequence[dict[str, list[int]]]
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row["input_ids"]) for row in self.rows]
+
+    def batch(self, chosen: Sequence[int]) -> dict[str, Tensor]:
+        return pad([dict(self.rows[place]) for place in chosen], self.tokenizer)
 
 
 def decoder_row(
@@ -147,20 +171,23 @@ def _rows(
         special = kept.pop("special_tokens_mask")
         rows.append(dict(kept))
         if metric == "loss" and reads_targets(model):
-            rows[-1]["labels"] = _target(examples[place], tokenizer, max_len)
+            rows[-1]["labels"] = target_tokens(examples[place], tokenizer, max_len)
         elif metric == "loss":
             rows[-1] |= _masked(rows[-1]["input_ids"], special, tokenizer, place)
     return rows, num_cut
 
 
-def _target(example: Example, tokenizer: PreTrainedTokenizerBase, max_len: int) -> list[int]:
+def target_tokens(
+    example: Example, tokenizer: PreTrainedTokenizerBase, max_len: int | None
+) -> list[int]:
     """The tokens that an encoder-decoder's decoder has to write."""
     if len(example.texts) < 2:
         raise UserError(
             "an encoder-decoder needs two columns of text, a source and its target, and the data "
             "have one; give a .csv, .tsv or .jsonl file with both"
         )
-    tokens = tokenizer(text_target=example.texts[1], truncation=True, max_length=max_len)
+    cut = max_len is not None
+    tokens = tokenizer(text_target=example.texts[1], truncation=cut, max_length=max_len)
     found: list[int] = tokens["input_ids"]
     return found
 
@@ -208,7 +235,7 @@ def _score(target: Any) -> float:  # noqa: ANN401
     return float(target)
 
 
-def _class_number(target: Any, config: Any) -> int:  # noqa: ANN401
+def class_number(target: Any, config: Any) -> int:  # noqa: ANN401
     """The model's number of a label, by its name or as it is."""
     if str(target) in config.label2id:
         return int(config.label2id[str(target)])

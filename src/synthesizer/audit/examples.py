@@ -35,10 +35,11 @@ _SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
 
 @dataclass(frozen=True)
 class Example:
-    """One row: a text or a pair, and what is right."""
+    """One row: a text or a pair, and what is right; or a file, with its name as the text."""
 
     texts: tuple[str, ...]
     target: Any = None
+    file: Path | bytes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Examples:
     """Examples encoded for one model and one metric."""
 
     metric: str
-    batches: list[tuple[list[int], dict[str, Tensor]]]  # which examples, and the model's inputs
+    batches: Sequence[tuple[list[int], dict[str, Tensor]]]  # which examples, and the model's inputs
     targets: list[Any]
     num_cut: int  # texts cut at max_len
     texts: list[tuple[str, ...]]
@@ -72,7 +73,8 @@ class Examples:
 
     def probe(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """One batch whose encoder and decoder lengths differ."""
-        (_, inputs), width = self.batches[-1], self.batches[-1][1]["input_ids"].shape[1]
+        _, inputs = self.batches[-1]
+        width = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
         if "labels" in inputs and inputs["labels"].shape[1] == width and width > 1:
             inputs = inputs | {"labels": inputs["labels"][:, 1:].contiguous()}
         return _readable(model, inputs)
@@ -113,13 +115,19 @@ class Outcome:
         return (1 - torch.cosine_similarity(self.outputs, original.outputs)).double().numpy()
 
 
-def read_examples(path: Path, metric: str) -> list[Example]:
-    """The rows of a file that the metric can use."""
+def found_path(path: Path, what: str) -> Path:
+    """A path as it is, or below the folder of local data."""
     local = data_folder()
     if not path.exists() and local is not None and (local / path).exists():
         path = local / path
     if not path.exists():
-        raise UserError(f"{path} does not exist; give a file of texts")
+        raise UserError(f"{path} does not exist; give {what}")
+    return path
+
+
+def read_examples(path: Path, metric: str) -> list[Example]:
+    """The rows of a file that the metric can use."""
+    path = found_path(path, "a file of texts")
     rows = [row for row in File(path).rows(None) if not row.fault]
     if not rows:
         raise UserError(f"{path} holds no rows; expected texts, one a line or row")
@@ -194,8 +202,8 @@ def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Te
         return {key: value for key, value in inputs.items() if key != "labels"}
     if "labels" in inputs:
         return inputs
-    shape = len(inputs["input_ids"]), 1
-    return inputs | {"decoder_input_ids": inputs["input_ids"].new_full(shape, decoder_start(model))}
+    shape = len(inputs[model.main_input_name]), 1
+    return inputs | {"decoder_input_ids": torch.full(shape, decoder_start(model))}
 
 
 def _token_losses(
@@ -217,8 +225,10 @@ def _pooled(output: Any, inputs: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
     states = getattr(output, "last_hidden_state", None)
     states = output.logits if states is None else states
     mask = inputs.get("attention_mask")
-    if states.dim() == 2 or mask is None or mask.shape[1] != states.shape[1]:
-        return states.flatten(1)
+    if states.dim() == 2:
+        return states
+    if mask is None or mask.shape[1] != states.shape[1]:  # of images, sounds and one first token
+        return states.flatten(1, -2).mean(1)
     return torch.einsum("btd,bt->bd", states, mask.to(states.dtype)) / mask.sum(1, keepdim=True)
 
 

@@ -107,7 +107,14 @@ class Hook:
         let encoder and decoder lengths differ where they can.
         """
         self._found = []
-        self.model(**inputs)
+        try:
+            self.model(**inputs)
+        except (AttributeError, TypeError, ValueError) as error:  # texts and images at once, ...
+            cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
+            raise UserError(
+                f"{type(self.model).__name__} cannot be run on {', '.join(inputs)} alone ({cause});"
+                " audit a model that reads one kind of input"
+            ) from None
         found, self._found = self._found, None
         self.layers = [layer for layer in found if layer is not None]
         self._index = {layer.call: place for place, layer in enumerate(self.layers)}
@@ -221,6 +228,20 @@ class Hook:
 
     def _restart(self, *_: object) -> None:
         self._calls = 0
+
+
+def attention_length(model: PreTrainedModel, inputs: Mapping[str, Any]) -> int:
+    """The most tokens that a self-attention reads in this pass."""
+    longest = 0
+
+    def look(_: int, weights: Tensor, __: Tensor) -> None:
+        nonlocal longest
+        longest = max(longest, weights.shape[-1])
+
+    with Hook(model) as hook:
+        hook.discover(inputs)
+        hook.read([inputs], look)
+    return longest
 
 
 _active: Hook | None = None

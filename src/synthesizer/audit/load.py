@@ -1,16 +1,24 @@
-"""Load a pretrained model and its tokenizer from a folder, a run, a .gguf file or the hub.
+"""Load a pretrained model, and what reads for it, from a folder, a run, a .gguf file or the hub.
 
 A folder may be anybody's: no code of it is executed, no pickle is read, no file outside of it.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
@@ -28,6 +36,15 @@ from synthesizer.untrusted import check_regular_file, read_regular
 
 WEIGHTS = "model.safetensors"
 SAFE: dict[str, Any] = {"trust_remote_code": False}
+TEXTS, IMAGES, SOUNDS = "texts", "images", "sounds"
+_READ = {  # by a model's main input
+    "input_ids": TEXTS,
+    "pixel_values": IMAGES,
+    "input_features": SOUNDS,
+    "input_values": SOUNDS,
+}
+_CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
 _DAMAGE = (
     AttributeError, ImportError, KeyError, OSError, RuntimeError, SafetensorError, TypeError,
@@ -87,6 +104,50 @@ def attend_fast(model: PreTrainedModel) -> None:
         model.set_attn_implementation("sdpa")
 
 
+@dataclass(frozen=True)
+class Reader:
+    """What makes a model's inputs of a user's rows."""
+
+    kind: str  # of what it reads: texts, images or sounds
+    tokenizer: Any = None  # of texts, and of what an encoder-decoder writes
+    processor: Any = None  # of images or sounds
+
+    def save(self, folder: Path) -> None:
+        """Put it beside a model."""
+        for part in (self.tokenizer, self.processor):
+            if part is not None:
+                part.save_pretrained(folder)
+
+
+def load_reader(name: str, model: PreTrainedModel) -> Reader:
+    """The tokenizer or the processor in the model's folder."""
+    kind = what_is_read(model)
+    if kind == TEXTS:
+        tokenizer = load_tokenizer(name)
+        settle_padding(model, tokenizer)
+        return Reader(kind, tokenizer)
+    auto: Any = AutoImageProcessor if kind == IMAGES else AutoFeatureExtractor
+    try:
+        processor = auto.from_pretrained(_where(name)[0], **SAFE)
+    except _DAMAGE as error:
+        raise UserError(
+            f"cannot load a processor of {kind} from {name} ({_cause(error)}); put the model's "
+            "preprocessor_config.json into its folder"
+        ) from None
+    return Reader(kind, load_tokenizer(name) if reads_targets(model) else None, processor)
+
+
+def what_is_read(model: PreTrainedModel) -> str:
+    """Texts, images or sounds."""
+    kind = _READ.get(model.main_input_name)
+    if kind is None:
+        raise UserError(
+            f"{type(model).__name__} reads {model.main_input_name}; audit reads texts, images or "
+            "sounds: choose another architecture"
+        )
+    return kind
+
+
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
     """The tokenizer in the model's folder."""
     where, options = _where(name)
@@ -94,8 +155,8 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
         return AutoTokenizer.from_pretrained(where, **SAFE, **options)
     except _DAMAGE as error:
         raise UserError(
-            f"cannot load a tokenizer from {name} ({_cause(error)}); audit reads texts: put the "
-            "model's tokenizer into its folder"
+            f"cannot load a tokenizer from {name} ({_cause(error)}); put the model's "
+            "tokenizer into its folder"
         ) from None
 
 
@@ -119,9 +180,9 @@ def settle_padding(model: PreTrainedModel, tokenizer: Any) -> None:  # noqa: ANN
 def guess_metric(model: PreTrainedModel) -> str:
     """What fits a model whose user named no metric."""
     name = type(model).__name__
-    if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")):
+    if name.endswith(_LANGUAGE_MODELS):
         return "loss"
-    return "accuracy" if name.endswith("ForSequenceClassification") else "agreement"
+    return "accuracy" if name.endswith(_CLASSIFIERS) else "agreement"
 
 
 def is_causal(model: PreTrainedModel) -> bool:
@@ -131,7 +192,7 @@ def is_causal(model: PreTrainedModel) -> bool:
 
 def reads_targets(model: PreTrainedModel) -> bool:
     """Whether a decoder reads a text of its own; that of a classifier reads the encoder's."""
-    named = type(model).__name__.endswith("ForSequenceClassification")
+    named = type(model).__name__.endswith(_CLASSIFIERS)
     return bool(model.config.is_encoder_decoder) and not named
 
 
@@ -148,11 +209,13 @@ def decoder_start(model: PreTrainedModel) -> int:
 
 def check_metric(metric: str, model: PreTrainedModel) -> None:
     """Refuse a metric that the model has no outputs for."""
-    fits = {
-        "loss": ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"),
-        "accuracy": ("ForSequenceClassification",),
-    }
+    fits = {"loss": _LANGUAGE_MODELS, "accuracy": _CLASSIFIERS}
     name = type(model).__name__
+    if metric == "spearman" and what_is_read(model) != TEXTS:
+        raise UserError(
+            f"--metric spearman compares pairs of texts, and a {name} reads {what_is_read(model)}; "
+            "choose --metric agreement"
+        )
     if metric in fits and not name.endswith(fits[metric]):
         kind = "a language model" if metric == "loss" else "a classifier"
         raise UserError(

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from synthesizer.audit.cost import unit
 from synthesizer.audit.record import model_name
-from synthesizer.report.page import Plot, Section, figures, page, paragraph, table
+from synthesizer.report.page import Plot, Section, figures, page, paragraph, table, text
 from synthesizer.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
 
 Record = dict[str, Any]
@@ -46,7 +46,8 @@ def audit_page(record: Record, tables: Path) -> str:
 
 
 def _lead(record: Record) -> str:
-    cut = f" {record['num_cut']} texts were cut at {record['max_len']} tokens."
+    reads = record.get("reads", "texts")
+    cut = f" {record['num_cut']} {reads} were cut at {record['max_len']} tokens."
     left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
     left = f" Layers that are no dot product were left as they are: {left}." if left else ""
     ended = record.get("ended", "")
@@ -218,6 +219,11 @@ def _speed(record: Record) -> str:
 
 
 def _moved(record: Record) -> str:
+    pictures = [
+        Plot(f'<img src="{text(example["image"])}" alt="">', example["texts"][0])
+        for example in record["most_moved"]
+        if "image" in example
+    ]
     rows = [
         [
             "\n".join(example["texts"]),
@@ -227,8 +233,9 @@ def _moved(record: Record) -> str:
         ]
         for example in record["most_moved"]
     ]
-    body = table(["text", "target", "original", "converted"], rows)
-    return body.replace('class="scroll"', 'class="scroll words"', 1)
+    shown = record.get("reads", "texts").removesuffix("s")
+    body = table([shown, "target", "original", "converted"], rows)
+    return figures(pictures) + body.replace('class="scroll"', 'class="scroll words"', 1)
 
 
 def _method(record: Record) -> str:

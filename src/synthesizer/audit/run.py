@@ -1,4 +1,4 @@
-"""One audit, from a model and texts to an answer.
+"""One audit, from a model and examples to an answer.
 
 audit.json           what was measured: heads, ranking, curve, answer
 tables.safetensors   each head's average attention, as logits
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import synthesizer
@@ -29,14 +30,12 @@ from synthesizer.audit.cost import (
     why_ended,
 )
 from synthesizer.audit.hook import Hook, Layer, tables_before
-from synthesizer.audit.load import (
-    attend_fast,
-    run_of,
-)
+from synthesizer.audit.load import IMAGES, TEXTS, attend_fast, run_of
 from synthesizer.audit.measured import Measured, Say, fingerprint
+from synthesizer.audit.media import thumbnail
 from synthesizer.audit.page import audit_page
 from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
-from synthesizer.audit.size import measure_speed, size_with
+from synthesizer.audit.size import measure_speed, num_timed, random_texts, size_with
 from synthesizer.audit.subject import (
     Asked,
     Subject,
@@ -60,7 +59,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     """
     check_asked(asked)
     subject = read_subject(asked)
-    lengths = timed_lengths(asked, subject.model)
+    timed = _timed(asked, subject)
     check_tables(asked, subject.model)
     hook = Hook(subject.model)
     with hook:
@@ -80,7 +79,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
             record |= _measure(asked, subject, auditor, averages, say)
         record["sizes"] = sizes(record)
         say("timing forward passes")
-        record["speed"] = _speeds(subject.model, record, auditor, lengths)
+        record["speed"] = _speeds(subject.model, record, auditor, timed)
         _write(asked.out, record, averages, asked.table)
         auditor.measured.finish()
     return record
@@ -131,6 +130,8 @@ def _measure(
     halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
     control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say, "random")
     moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
+    for example in moved if subject.reads == IMAGES else ():
+        example["image"] = thumbnail(subject.files[example["place"]])
     return {
         "left": subject.left,
         "value": points[0].value,
@@ -158,19 +159,31 @@ def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
 
 
 def _speeds(
-    model: PreTrainedModel, record: dict[str, Any], auditor: Auditor, lengths: list[int]
+    model: PreTrainedModel,
+    record: dict[str, Any],
+    auditor: Auditor,
+    timed: dict[int, dict[str, Tensor]],
 ) -> list[Any]:
     """Time the original beside models along the curve: thirds of it, and the answer."""
     models, total = {0: model}, len(record["order"])
     counts = {total // 3, 2 * total // 3, record["answer"]["replaced"], total} - {0}
     try:
-        for count in sorted(counts if lengths else ()):
+        for count in sorted(counts if timed else ()):
             tables = auditor.tables(record["order"][:count])
             models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
     except UserError:  # an architecture that can be audited and not converted
         return []
     attend_fast(model)
-    return measure_speed(models, lengths)
+    return measure_speed(models, timed)
+
+
+def _timed(asked: Asked, subject: Subject) -> dict[int, dict[str, Tensor]]:
+    """Inputs to time, by length: random texts, or the first images or sounds."""
+    model = subject.model
+    if subject.reads == TEXTS:
+        return {length: random_texts(model, length) for length in timed_lengths(asked, model)}
+    inputs, count = subject.judge.probe(model), num_timed(model, subject.max_len)
+    return {subject.max_len: {name: value[:count] for name, value in inputs.items()}}
 
 
 def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
@@ -189,6 +202,7 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         "d_model": config.get_text_config().hidden_size,
         "data": data,
         "fit": fitted,
+        "reads": subject.reads,
         "metric": subject.metric,
         "higher_is_better": judge.higher_is_better,
         "keep": asked.keep,

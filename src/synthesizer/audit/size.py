@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer.audit.hook import Layer
@@ -46,31 +47,39 @@ def size_with(
     return Size(parameters, flops, cache)
 
 
-def measure_speed(
-    models: Mapping[int, PreTrainedModel], lengths: Iterable[int]
-) -> list[dict[str, Any]]:
-    """Milliseconds of a forward pass at several lengths, all models in turn, best of ROUNDS.
+def random_texts(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
+    """Unpadded texts of random tokens: neither changes what is computed."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (num_timed(model, length), length))
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    )
 
-    Models are named by how many of their heads are replaced. Texts are unpadded and their tokens
-    random: neither changes what is computed.
+
+def num_timed(model: PreTrainedModel, length: int) -> int:
+    """How many examples of this length a timed pass reads."""
+    tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in model.parameters()))
+    return max(1, int(tokens) // length)
+
+
+def measure_speed(
+    models: Mapping[int, PreTrainedModel], batches: Mapping[int, dict[str, Tensor]]
+) -> list[dict[str, Any]]:
+    """Milliseconds of a forward pass over a batch of each length, best of ROUNDS.
+
+    Models are named by how many of their heads are replaced, and are timed in turn.
     """
     rows = []
-    original = models[0]
-    vocabulary = original.config.get_text_config().vocab_size
-    tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in original.parameters()))
-    for length in lengths:
-        ids = torch.randint(vocabulary, (max(1, int(tokens) // length), length))
-        works = [partial(_forward, model, ids) for model in models.values()]
+    for length, inputs in batches.items():
+        works = [partial(_forward, model, inputs) for model in models.values()]
         rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
+        tokens = length * len(next(iter(inputs.values())))
         for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
             best = 1000 * Timing(seconds).best
-            rows.append({"length": length, "tokens": ids.numel(), "replaced": replaced, "ms": best})
+            rows.append({"length": length, "tokens": tokens, "replaced": replaced, "ms": best})
     return rows
 
 
 @torch.no_grad()
-def _forward(model: PreTrainedModel, ids: torch.Tensor) -> object:
-    inputs = {"input_ids": ids}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
+def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> object:
     return model(**inputs)

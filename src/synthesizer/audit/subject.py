@@ -6,7 +6,9 @@ split fits, its test split judges.
 """
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -14,14 +16,16 @@ from transformers import PreTrainedModel
 from synthesizer.audit.encode import encode
 from synthesizer.audit.examples import METRICS, Example, Examples, read_examples
 from synthesizer.audit.load import (
+    TEXTS,
+    Reader,
     check_metric,
     guess_metric,
     load_model,
-    load_tokenizer,
+    load_reader,
     num_positions,
     run_of,
-    settle_padding,
 )
+from synthesizer.audit.media import Media, encode_media, media_of, read_media
 from synthesizer.audit.record import RECORD
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS
@@ -60,37 +64,57 @@ class Subject:
     """A model, and the examples that average, rank and judge its heads."""
 
     model: PreTrainedModel
+    reads: str  # texts, images or sounds
     metric: str
     max_len: int
     fit: Examples
     rank: Examples
     judge: Examples
+    files: list[Example]  # those that judge, of images and sounds
     left: dict[str, str]  # layers that are no dot product, and their specs
 
 
 def read_subject(asked: Asked) -> Subject:
     """Load the model, and encode the examples."""
     model = load_model(asked.model, asked.metric)
-    tokenizer = load_tokenizer(asked.model)
-    settle_padding(model, tokenizer)
+    reader = load_reader(asked.model, model)
     metric = asked.metric or guess_metric(model)
     check_metric(metric, model)
+    files: list[Example] = []
     if asked.data is None:
         max_len = max(model.config.max_len, model.config.decoder_max_len)
-        parts = _run_parts(asked, metric)
+        fit, rank, judge = _run_parts(asked, metric)
     else:
-        max_len = _max_len(asked, model)
-        fitting, judging = _split(asked, asked.data, metric)
-        fit, rank, judge = (
-            encode(rows, metric, model, tokenizer, max_len, limit)
-            for rows, limit in (
-                (fitting, asked.fit_examples),
-                (fitting, asked.rank_examples),
-                (judging, asked.examples),
-            )
-        )
-        parts = fit, rank, judge
-    return Subject(model, metric, max_len, *parts, _left(model))
+        fitting, judging = _split(asked, asked.data, metric, reader)
+        encoded: Callable[[Sequence[Example], int | None], Examples]
+        if reader.kind == TEXTS:
+            max_len = _max_len(asked, model)
+            encoded = partial(_encoded, metric, model, reader, max_len)
+        else:
+            _refuse_lengths(asked, reader.kind)
+            media, max_len = media_of(fitting, metric, model, reader)
+            encoded = partial(_decoded, media, max_len)
+            files = judging
+        fit, rank = encoded(fitting, asked.fit_examples), encoded(fitting, asked.rank_examples)
+        judge = encoded(judging, asked.examples)
+    return Subject(model, reader.kind, metric, max_len, fit, rank, judge, files, _left(model))
+
+
+def _encoded(
+    metric: str, model: PreTrainedModel, reader: Reader, max_len: int, rows: Sequence[Example],
+    limit: int | None,
+) -> Examples:  # fmt: skip
+    return encode(rows, metric, model, reader.tokenizer, max_len, limit)
+
+
+def _decoded(media: Media, max_len: int, files: Sequence[Example], limit: int | None) -> Examples:
+    return encode_media(files, media, max_len, limit)
+
+
+def _refuse_lengths(asked: Asked, kind: str) -> None:
+    for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
+        if given:
+            raise UserError(f"{name} is for texts, and the model reads {kind}; leave it out")
 
 
 def _left(model: PreTrainedModel) -> dict[str, str]:
@@ -110,12 +134,15 @@ def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]
     return fit, rank, data.judging(asked.examples)
 
 
-def _split(asked: Asked, data: Path, metric: str) -> tuple[list[Example], list[Example]]:
+def _split(
+    asked: Asked, data: Path, metric: str, reader: Reader
+) -> tuple[list[Example], list[Example]]:
     """The rows that fit and the rows that judge."""
+    read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
+    streams = metric == "loss" and reader.kind == TEXTS
     if asked.fit is not None:
-        fitting = read_examples(asked.fit, metric)
-        return _shuffled(fitting, metric, asked.seed), read_examples(data, metric)
-    rows = _shuffled(read_examples(data, metric), metric, asked.seed)
+        return _shuffled(read(asked.fit, metric), asked.seed, streams), read(data, metric)
+    rows = _shuffled(read(data, metric), asked.seed, streams)
     if len(rows) < 4:
         raise UserError(
             f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
@@ -124,9 +151,9 @@ def _split(asked: Asked, data: Path, metric: str) -> tuple[list[Example], list[E
     return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
-def _shuffled(rows: list[Example], metric: str, seed: int) -> list[Example]:
+def _shuffled(rows: list[Example], seed: int, streams: bool) -> list[Example]:
     """In random order; rows that make windows of one stream stay beside their neighbours."""
-    return rows if metric == "loss" else random.Random(seed).sample(rows, len(rows))
+    return rows if streams else random.Random(seed).sample(rows, len(rows))
 
 
 def check_asked(asked: Asked) -> None:
@@ -139,7 +166,7 @@ def check_asked(asked: Asked) -> None:
         if run_of(asked.model) is None:
             raise UserError(
                 f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
-                "on; give a file of texts behind it"
+                "on; give a file of texts, or a directory of images, behind it"
             )
         for name, given in (("--fit", asked.fit), ("--max-len", asked.max_len)):
             if given is not None:

@@ -11,13 +11,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from synthesizer.audit.encode import pad
 from synthesizer.audit.load import attend_fast
 from synthesizer.audit.measured import Say
 from synthesizer.errors import UserError
@@ -44,6 +43,17 @@ class Tuning:
     seed: int = 0
 
 
+class Rows(Protocol):
+    """What is tuned on."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """In tokens; rows of similar length make a batch."""
+
+    def batch(self, chosen: Sequence[int]) -> dict[str, Tensor]:
+        """The inputs of these rows."""
+
+
 @dataclass(frozen=True)
 class Tuned:
     """The loss of every step, and how far outputs are from the original's on held-out texts."""
@@ -56,27 +66,27 @@ class Tuned:
 def tune(
     original: PreTrainedModel,
     converted: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[dict[str, list[int]]],
+    rows: Rows,
     tuning: Tuning,
     say: Say,
     folder: Path | None = None,
 ) -> Tuned:
-    """Train in place on rows of tokens; a folder, if given, holds a checkpoint until removed."""
-    rows = random.Random(tuning.seed).sample(rows, len(rows))
-    count = min(HELD_OUT, len(rows) // 20)
-    held_out, rows = rows[:count], rows[count:]
+    """Train in place on rows; a folder, if given, holds a checkpoint until removed."""
+    lengths = rows.lengths
+    order = random.Random(tuning.seed).sample(range(len(lengths)), len(lengths))
+    count = min(HELD_OUT, len(order) // 20)
+    held_out, kept = order[:count], order[count:]
     attend_fast(original)
     converted.eval()  # no dropout: the original's outputs have none
     optimizer = _optimizer(converted, tuning)
-    before = _held_out_distance(original, converted, tokenizer, held_out)
-    facts = {**asdict(tuning), "rows": len(rows), "before": before}
+    before = _held_out_distance(original, converted, rows, held_out)
+    facts = {**asdict(tuning), "rows": len(kept), "before": before}
     losses = _resume(folder, converted, optimizer, facts, say)
-    batches = _Batches(rows, tuning)
+    batches = _Batches([lengths[row] for row in kept], tuning)
     for step in range(len(losses) + 1, tuning.steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * _share(step, tuning.steps)
-        inputs = pad(batches[step - 1], tokenizer)
+        inputs = rows.batch([kept[place] for place in batches[step - 1]])
         loss = _loss(original, converted, inputs, by_layer=step <= tuning.steps // 3)
         if not torch.isfinite(loss):
             raise UserError(
@@ -92,9 +102,9 @@ def tune(
             say(f"tuning step {step} of {tuning.steps}: loss {losses[-1]:.4f}")
         if folder is not None and step % SAVED_EVERY == 0 and step < tuning.steps:
             _save(folder, converted, optimizer, {**facts, "losses": losses})
-    after = _held_out_distance(original, converted, tokenizer, held_out)
+    after = _held_out_distance(original, converted, rows, held_out)
     if held_out:
-        say(f"distance from the original on {count} held-out texts: {before:.4f} to {after:.4f}")
+        say(f"distance from the original on {count} held-out examples: {before:.4f} to {after:.4f}")
     return Tuned(losses, before, after)
 
 
@@ -119,26 +129,23 @@ def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
 class _Batches:
     """The rows of every step: all once, in random order, then again; similar lengths together."""
 
-    def __init__(self, rows: Sequence[dict[str, list[int]]], tuning: Tuning) -> None:
-        self.rows, self.size, self.seed = rows, tuning.batch, tuning.seed
-        self.per_epoch = -(-len(rows) // tuning.batch)
+    def __init__(self, lengths: Sequence[int], tuning: Tuning) -> None:
+        self.lengths, self.size, self.seed = lengths, tuning.batch, tuning.seed
+        self.per_epoch = -(-len(lengths) // tuning.batch)
         self.epoch, self.batches = -1, list[list[int]]()
 
-    def __getitem__(self, step: int) -> list[dict[str, list[int]]]:
+    def __getitem__(self, step: int) -> list[int]:
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self.epoch:
             self.epoch, self.batches = epoch, list(self._ordered(epoch))
-        return [dict(self.rows[row]) for row in self.batches[place]]
+        return self.batches[place]
 
     def _ordered(self, epoch: int) -> Iterator[list[int]]:
         generator = random.Random(f"{self.seed} {epoch}")
-        order = generator.sample(range(len(self.rows)), len(self.rows))
+        order = generator.sample(range(len(self.lengths)), len(self.lengths))
         batches = []
         for start in range(0, len(order), POOL * self.size):
-            pool = sorted(
-                order[start : start + POOL * self.size],
-                key=lambda row: len(self.rows[row]["input_ids"]),
-            )
+            pool = sorted(order[start : start + POOL * self.size], key=self.lengths.__getitem__)
             batches += [pool[at : at + self.size] for at in range(0, len(pool), self.size)]
         generator.shuffle(batches)
         return iter(batches)
@@ -190,13 +197,12 @@ def _resume(
 def _held_out_distance(
     original: PreTrainedModel,
     converted: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[dict[str, list[int]]],
+    rows: Rows,
+    held_out: Sequence[int],
 ) -> float:
-    if not rows:
+    if not held_out:
         return 0.0
-    inputs = pad([dict(row) for row in rows], tokenizer)
-    return _loss(original, converted, inputs, by_layer=False).item()
+    return _loss(original, converted, rows.batch(held_out), by_layer=False).item()
 
 
 def _loss(
@@ -245,15 +251,19 @@ def _stacks(
 
     One stack or, of an encoder-decoder, two; a decoder that reads the source has its mask.
     """
-    mask = inputs["attention_mask"]
+    mask = inputs.get("attention_mask")  # none of images and sounds: all is real
     sides = {"hidden_states": mask}
     if "decoder_hidden_states" in theirs:
         sides = {"encoder_hidden_states": mask}
         sides["decoder_hidden_states"] = inputs.get("decoder_attention_mask", mask)
     return [
-        (list(zip(ours[key], theirs[key], strict=True))[1:], real.bool())
-        for key, real in sides.items()
+        (list(zip(ours[key], theirs[key], strict=True))[1:], _real(theirs[key][-1], mask))
+        for key, mask in sides.items()
     ]
+
+
+def _real(states: Tensor, mask: Tensor | None) -> Tensor:
+    return torch.ones(states.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
 
 
 def _states_apart(now: Tensor, then: Tensor, real: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class File:
     def digest(self) -> bytes:
         """The name and the SHA-256 of the content, of every file below a directory."""
         if self.path.is_dir():
-            return b"".join(File(path).digest() for path in _files_below(self.path))
+            return b"".join(File(path).digest() for path in files_below(self.path))
         with self.opened() as stream:
             name = self.path.name.encode()
             return name + hashlib.file_digest(stream, "sha256").digest()
@@ -254,11 +254,12 @@ def _text(file: File) -> Iterator[Row]:
 
 def _text_folder(folder: Path) -> Iterator[Row]:
     """Every file below a directory is one document, hidden ones aside."""
-    for path in _files_below(folder):
+    for path in files_below(folder):
         yield Row(str(path), 1, {"text": "".join(File(path).lines()).removesuffix("\n")})
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
+    """Every file of a directory and its folders, sorted, hidden ones aside."""
     files: list[Path] = []
     for place, _, names in os.walk(folder):
         files += [Path(place, name) for name in names]

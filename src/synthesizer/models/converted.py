@@ -12,7 +12,9 @@ tables put there. `config.replaced` names both:
 Heads of queries may share heads of keys; such a key goes when all its queries have gone.
 """
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -33,6 +35,9 @@ from synthesizer.models.tables import HeadTables
 
 MODEL_TYPE = "synthesizer-converted"
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
+_COUNTED = re.compile(
+    r"(?:view|reshape|shape)\w*\s*(?:=|\()[^\n]*self\.(?:num_heads|num_attention_heads|n_heads)\b"
+)
 FUSED = "c_attn"  # GPT-2's one projection to queries, keys and values
 
 Replaced = Mapping[str, Mapping[str, Any]]
@@ -85,18 +90,44 @@ class TableLayer(ValueLayer):
         return keys, kept
 
 
-class NoProjection(nn.Module):
-    """In the place of a projection that no head is left for: one head of zeros, stored nowhere.
+class FewKeysLayer(DynamicLayer):
+    """A layer that is given keys of all heads, and keeps those of its dot heads: the first ones."""
 
-    The architecture's code splits what it gets into heads, so there must be one to split.
+    def __init__(self, num_keys: int) -> None:
+        super().__init__()
+        self.num_keys = num_keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any  # noqa: ANN401
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        kept = key_states[:, : self.num_keys]
+        found: tuple[Tensor, Tensor] = super().update(kept, value_states, *args, **kwargs)
+        return found
+
+
+class NoProjection(nn.Module):
+    """In the place of a projection that no head is left for: zeros, stored nowhere.
+
+    The architecture's code splits what it gets into heads, so there must be something to split.
     """
 
-    def __init__(self, d_head: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.d_head = d_head
+        self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(()).expand(*x.shape[:-1], self.d_head)
+        return x.new_zeros(()).expand(*x.shape[:-1], self.width)
+
+
+class PaddedLinear(nn.Linear):
+    """A projection to fewer heads, for code that splits by its own count: zeros fill the rest."""
+
+    def __init__(self, d_in: int, width: int, whole: int, *, bias: bool) -> None:
+        super().__init__(d_in, width, bias=bias)
+        self.missing = whole - width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(super().forward(x), (0, self.missing))
 
 
 class NarrowConv1D(Conv1D):
@@ -201,14 +232,18 @@ def has_projections(module: nn.Module) -> bool:
 
 
 def drop_keys(model: PreTrainedModel, cache: Cache) -> None:
-    """Let layers whose heads are all tables cache values alone."""
+    """Let layers cache no key that none of their dot heads reads, as keys alone or as zeros."""
     cache = getattr(cache, "self_attention_cache", cache)
     for module in model.modules():
-        index = getattr(module, "layer_idx", None)
-        if getattr(module, "dot_heads", None) != [] or index is None:
+        index, heads = getattr(module, "layer_idx", None), getattr(module, "dot_heads", None)
+        if heads is None or index is None or index >= len(cache.layers):
             continue
-        if index < len(cache.layers) and type(cache.layers[index]) is DynamicLayer:
+        if type(cache.layers[index]) is not DynamicLayer:
+            continue
+        if not heads:
             cache.layers[index] = TableLayer()
+        elif any(isinstance(child, PaddedLinear) for child in module.children()):
+            cache.layers[index] = FewKeysLayer(len(set(module.dot_keys)))
 
 
 def dot_heads(facts: Mapping[str, Any]) -> list[int]:
@@ -243,12 +278,25 @@ def _narrow_projections(attention: Any, facts: Mapping[str, Any]) -> None:  # no
         attention.split_size = [queries or width, keys or width, three // 3]
         return
     pair = next(pair for pair in SEPARATE if set(pair) <= set(children))
+    padded = _splits_by_count(type(attention).forward)
     for name, size in zip(pair, (queries, keys), strict=True):
         old = children[name]
-        new: nn.Module = NoProjection(width)
-        if size:
-            new = nn.Linear(old.in_features, size, bias=old.bias is not None)
+        d_in, whole, bias = old.in_features, old.out_features, old.bias is not None
+        new: nn.Module = NoProjection(whole if padded else width)
+        if size and padded:
+            new = PaddedLinear(d_in, size, whole, bias=bias)
+        elif size:
+            new = nn.Linear(d_in, size, bias=bias)
         setattr(attention, name, new)
+
+
+@cache
+def _splits_by_count(forward: Callable[..., Any]) -> bool:
+    """Whether an attention splits projections into as many heads as it had, as Whisper and OPT do.
+
+    Most split by a head's width. Nothing but its source tells: a wrong count can fit by chance.
+    """
+    return _COUNTED.search(inspect.getsource(inspect.unwrap(forward))) is not None
 
 
 @cache

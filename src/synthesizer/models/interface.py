@@ -59,7 +59,8 @@ def attend(
         values = _heads(value, [head // group for head in dot_heads])
         bias = options.get("position_bias")
         bias = None if bias is None else bias[:, dot_heads]
-        parts.insert(0, _dot(query, keys, values, visible, bias, options))
+        queries = query[:, : len(dot_heads)]  # zeros may fill up their number
+        parts.insert(0, _dot(queries, keys, values, visible, bias, options))
     return torch.cat(parts, 1)[:, _order(module)].transpose(1, 2), None
 
 
@@ -153,7 +154,8 @@ def converted_weights(
     if module.dot_heads:
         bias = options.get("position_bias")
         bias = None if bias is None else bias[:, module.dot_heads]
-        parts.insert(0, dot_weights(query, _heads(key, module.dot_keys), visible, bias, options))
+        queries, keys = query[:, : len(module.dot_heads)], _heads(key, module.dot_keys)
+        parts.insert(0, dot_weights(queries, keys, visible, bias, options))
     return torch.cat(parts, 1)[:, _order(module)]
 
 
