@@ -220,7 +220,11 @@ def _speed(record: Record) -> str:
 
 def _moved(record: Record) -> str:
     pictures = [
-        Plot(f'<img src="{text(example["image"])}" alt="">', example["texts"][0])
+        Plot(
+            f'<img src="{text(example["image"])}" alt="" width="96" style="image-rendering: '
+            'pixelated">',
+            example["texts"][0],
+        )
         for example in record["most_moved"]
         if "image" in example
     ]
