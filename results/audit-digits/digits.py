@@ -16,6 +16,7 @@ STEPS, BATCH, PEAK_RATE = 2000, 64, 2e-3
 
 
 def main(out: Path) -> None:
+    """Write images, train, say how good it is, and save the model."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     splits = dict(zip(("train", "fit", "test"), np.split(order, [1000, 1200]), strict=True))
