@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -41,8 +39,9 @@ def without_times(record):
     return {name: value for name, value in record.items() if name not in ("speed", "command")}
 
 
-@pytest.mark.parametrize("at", ["3 of 6 heads ranked", "2 of 6 heads replaced"])
-@pytest.mark.parametrize("metric", ["spearman", "loss"])
+@pytest.mark.parametrize(
+    ("metric", "at"), [("spearman", "3 of 6 heads ranked"), ("loss", "2 of 6 heads replaced")]
+)
 def test_the_record_is_that_of_an_audit_in_one_piece(home, tmp_path, monkeypatch, metric, at):  # noqa: F811
     calls = counted(monkeypatch)
     whole = measured(home, metric, tmp_path / "whole")
@@ -94,23 +93,24 @@ def test_another_audit_is_not_gone_on_with(home, tmp_path):  # noqa: F811
         measured(home, "agreement", tmp_path)
 
 
-def test_a_killed_process_leaves_what_it_measured(home, tmp_path):  # noqa: F811
+def test_a_killed_process_leaves_what_it_measured(home, tmp_path, forks):  # noqa: F811
     command = [
-        sys.executable, "-m", "synthesizer", "audit", home / "masked", home / "texts.txt",
-        "--max-len", "12", "--rank-examples", "4", "--fit-examples", "20", "--rankings", "2",
-        "--steps", "3", "--out", tmp_path / "out",
+        "audit", home / "masked", home / "texts.txt", "--max-len", "12", "--rank-examples", "4",
+        "--fit-examples", "20", "--rankings", "2", "--steps", "3", "--out", tmp_path / "out",
     ]  # fmt: skip
     path = tmp_path / "out" / "measured.jsonl"
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = forks.start(*command, cwd=tmp_path)
     until = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < until:
         if path.exists() and len(path.read_text().splitlines()) > 2:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
+            break
         time.sleep(0.001)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    code, _, _ = process.wait()
+    assert code == -signal.SIGKILL
     known = len([line for line in path.read_text().split("\n")[1:-1] if line])
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"going on behind {known} measurements" in done.stderr
+    code, _, said = forks.run(*command, cwd=tmp_path)
+    assert code == 0
+    assert f"going on behind {known} measurements" in said
     assert not path.exists()
     assert (tmp_path / "out" / "audit.json").exists()

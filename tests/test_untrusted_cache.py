@@ -38,6 +38,7 @@ def _kernel_is_wanted(monkeypatch):
     monkeypatch.delenv(kernel.WANTED)
 
 
+QUICK = ("-O0", "-march=native")  # flags
 needs_compiler = pytest.mark.skipif(
     not shutil.which("cc") or kernel._gemm() is None, reason="no C compiler, or no BLAS to lend"
 )
@@ -196,7 +197,14 @@ def test_nothing_is_built_where_others_may_write(tmp_path, monkeypatch):
     assert not any(home.iterdir())
 
 
+@pytest.fixture
+def quick_builds(monkeypatch):
+    """Who may write a library is the same of one that is slow."""
+    monkeypatch.setattr(kernel, "FLAGS", QUICK)
+
+
 @needs_compiler
+@pytest.mark.usefixtures("quick_builds")
 def test_building_does_not_write_through_a_link(tmp_path, monkeypatch):
     home, victim = tmp_path / "cache", tmp_path / "victim"
     home.mkdir(mode=0o700)
@@ -215,6 +223,7 @@ def test_building_does_not_write_through_a_link(tmp_path, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("quick_builds")
 def test_what_is_built_is_private_whatever_the_umask(tmp_path, monkeypatch):
     monkeypatch.setenv(kernel.HOME, str(tmp_path / "cache"))
     before = os.umask(0)
@@ -233,8 +242,10 @@ def test_what_is_built_is_private_whatever_the_umask(tmp_path, monkeypatch):
 def test_processes_that_build_at_once_leave_one_kernel_that_loads(tmp_path, monkeypatch):
     home = tmp_path / "cache"
     env = {**environment(), kernel.HOME: str(home)}
-    script = "from synthesizer.attention.fast.kernel import build, loaded; import sys;" \
-        "path = build(); sys.exit(loaded(str(path.parent)) is None)"  # fmt: skip
+    monkeypatch.setattr(kernel, "FLAGS", QUICK)
+    script = "from synthesizer.attention.fast import kernel; import sys;" \
+        f"kernel.FLAGS = {QUICK};" \
+        "path = kernel.build(); sys.exit(kernel.loaded(str(path.parent)) is None)"  # fmt: skip
     many = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]
     assert [process.wait(200) for process in many] == [0, 0]
     names = sorted(path.name for path in home.iterdir())
@@ -243,6 +254,7 @@ def test_processes_that_build_at_once_leave_one_kernel_that_loads(tmp_path, monk
 
 
 @needs_compiler
+@pytest.mark.usefixtures("quick_builds")
 def test_a_whole_kernel_is_not_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv(kernel.HOME, str(tmp_path / "cache"))
     path = kernel.build()
