@@ -199,7 +199,10 @@ def audited_texts(home, name):
 def test_the_page_shows_the_images_that_moved(home, tmp_path):
     record = measured(home, "vit", tmp_path)
     assert record["answer"]["replaced"]
-    assert all(example["image"].startswith("data:image/png") for example in record["most_moved"])
+    for example in record["most_moved"]:
+        assert example["image"].startswith("data:image/png")
+        assert {example[key] for key in ("target", "before", "after")} <= set(CLASSES)
+        assert example["texts"][0].startswith(example["target"])
     if browser.PATH is None:
         pytest.skip("no Chromium is installed")
     asked = ["[...document.images].map(image => image.naturalWidth).join()"]

@@ -147,14 +147,15 @@ class Auditor:
         moved = outcome.moved_from(original, examples.metric)
         if examples.metric == "spearman":  # a row of its own for each text of a pair
             moved = moved.reshape(-1, 2).mean(1)
+        names = self.hook.model.config.id2label if examples.metric == "accuracy" else {}
         return [
             {
                 "place": place,
                 "texts": [text[:200] for text in examples.texts[place]],
-                "target": examples.targets[place],
+                "target": names.get(target := examples.targets[place], target),
                 "moved": float(moved[place]),
-                "before": examples.shown(original, place),
-                "after": examples.shown(outcome, place),
+                "before": names.get(shown := examples.shown(original, place), shown),
+                "after": names.get(shown := examples.shown(outcome, place), shown),
             }
             for place in np.argsort(-moved)[:count].tolist()
             if place < len(examples.texts)

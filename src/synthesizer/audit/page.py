@@ -232,8 +232,10 @@ def _moved(record: Record) -> str:
         [
             "\n".join(example["texts"]),
             "" if example["target"] is None else str(example["target"]),
-            f"{example['before']:.3g}",
-            f"{example['after']:.3g}",
+            *(
+                f"{value:.3g}" if isinstance(value, float) else str(value)
+                for value in (example["before"], example["after"])
+            ),
         ]
         for example in record["most_moved"]
     ]
