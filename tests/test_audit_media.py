@@ -21,15 +21,22 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
     PreTrainedTokenizerFast,
+    SwinConfig,
+    SwinForImageClassification,
     ViTImageProcessorPil,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Model,
     WhisperFeatureExtractor,
 )
 
 import browser
 from pretrained import VOCAB, build
+from synthesizer.audit.convert import read_tables
 from synthesizer.audit.examples import Example, run
+from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_reader
-from synthesizer.audit.media import encode_media, media_of, read_media, read_sound
+from synthesizer.audit.media import Media, encode_media, media_of, read_media, read_sound
 from synthesizer.audit.run import audit
 from synthesizer.audit.subject import Asked
 from synthesizer.cli import main
@@ -313,3 +320,53 @@ def test_the_record_says_what_was_read(home, tmp_path):
     record = json.loads((tmp_path / "audit.json").read_text())
     assert record["reads"] == "images"
     assert record["data"] == "images"
+
+
+def swin():
+    """Attention in windows, every second one shifted, with a bias of each head as its mask."""
+    config = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=12, depths=[2, 1], num_heads=[2, 2], window_size=4,
+        num_labels=3,
+    )  # fmt: skip
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
+    return SwinForImageClassification(config), processor, "images"
+
+
+def wav2vec2():
+    """Reads samples, and makes more tokens of a longer sound."""
+    config = Wav2Vec2Config(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+        conv_dim=[8, 8], conv_stride=[40, 40], conv_kernel=[40, 40], num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+    )  # fmt: skip
+    return Wav2Vec2Model(config), Wav2Vec2FeatureExtractor(), "sounds.csv"
+
+
+@pytest.mark.parametrize("architecture", [swin, wav2vec2])
+def test_other_architectures_become_what_was_audited(home, tmp_path, architecture):
+    torch.manual_seed(0)
+    model, processor, data = architecture()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    asked = Asked(
+        model=str(tmp_path / "model"), data=home / data, out=tmp_path / "audit", rank_examples=2,
+        fit_examples=4, rankings=1, steps=2, metric="agreement",
+    )  # fmt: skip
+    record = audit(asked, lambda text: None)
+    half, out = len(record["order"]) // 2, str(tmp_path / "converted")
+    assert main(["convert", str(tmp_path / "audit"), "--heads", str(half), "--out", out]) == 0
+    original, converted = (load_model(path, "agreement") for path in (asked.model, out))
+    reader = load_reader(str(tmp_path / "model"), original)
+    files = read_media(home / data, "agreement", reader)
+    batch = Media(original, reader, "agreement").inputs(files[-1:])
+    with torch.no_grad(), Hook(original) as hook:
+        hook.discover(batch)
+        before = original(**batch)[0]
+        hook.tables = read_tables(tmp_path / "audit", record, record["order"][:half])
+        audited = original(**batch)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(converted(**batch)[0], audited, atol=1e-5, rtol=1e-4)
+    assert (before - audited).abs().max() > 1e-4

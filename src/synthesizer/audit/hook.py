@@ -261,6 +261,7 @@ def _visible(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     if mask is None:
         return query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = seen.any(1, keepdim=True)  # a bias of each head, as Swin adds it, hides nothing
     return seen[..., : key.shape[2]].expand(-1, -1, query.shape[2], -1)
 
 

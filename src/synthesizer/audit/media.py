@@ -193,7 +193,8 @@ def media_of(
 ) -> tuple[Media, int]:
     """What reads the files of a model, and how many tokens its attention makes of one."""
     media = Media(model, reader, metric)
-    length = attention_length(model, media.tuning_inputs(examples[:1]))
+    longest = examples[0] if reader.kind == IMAGES else max(examples, key=_num_samples)
+    length = attention_length(model, media.tuning_inputs([longest]))
     config: Any = model.config.get_text_config(decoder=True)
     known = getattr(config, "max_target_positions", None)
     known = known or getattr(config, "max_position_embeddings", None)

@@ -92,7 +92,7 @@ def read_subject(asked: Asked) -> Subject:
             encoded = partial(_encoded, metric, model, reader, max_len)
         else:
             _refuse_lengths(asked, reader.kind)
-            media, max_len = media_of(fitting, metric, model, reader)
+            media, max_len = media_of([*fitting, *judging], metric, model, reader)
             encoded = partial(_decoded, media, max_len)
             files = judging
         fit, rank = encoded(fitting, asked.fit_examples), encoded(fitting, asked.rank_examples)

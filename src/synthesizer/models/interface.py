@@ -48,7 +48,9 @@ def attend(
     dot_heads, dot_keys = cast("list[int]", module.dot_heads), cast("list[int]", module.dot_keys)
     num_heads = len(dot_heads) + len(tables.heads)
     num_queries, num_keys = query.shape[2], value.shape[2]
-    visible = attention_mask
+    visible, bias = attention_mask, options.get("position_bias")
+    if visible is not None and visible.dtype != torch.bool:  # Swin's: a bias of each head
+        visible, bias = (visible > torch.finfo(visible.dtype).min / 2).any(1, keepdim=True), visible
     group = num_heads // value.shape[1]
     replaced = _heads(value, [head // group for head in tables.heads])
     parts = [tables(replaced, visible, num_queries=num_queries, causal=causal)]
@@ -57,7 +59,6 @@ def attend(
             visible = past(num_queries, num_keys, query.device)
         keys = _heads(key, dot_keys)
         values = _heads(value, [head // group for head in dot_heads])
-        bias = options.get("position_bias")
         bias = None if bias is None else bias[:, dot_heads]
         queries = query[:, : len(dot_heads)]  # zeros may fill up their number
         parts.insert(0, _dot(queries, keys, values, visible, bias, options))
