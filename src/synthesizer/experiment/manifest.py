@@ -18,6 +18,7 @@ from synthesizer.untrusted import read_regular
 MANIFEST = "manifest.json"
 SMALL = 2**20  # bytes; the hash of such a file costs nothing and is always compared
 PASSING = ("checkpoints", "tensorboard", "tracking", "wandb")  # directories: resuming, trackers
+WEIGHTS = ("model", "checkpoints")  # directories that a record may be kept without
 UNREAD = ("README.md",)  # of model/: users edit it, and nothing reads it
 REMEDY = (
     "restore it from a copy, or delete the directory and train again "

@@ -29,7 +29,13 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.manifest import MANIFEST, REMEDY, find_damage, manifest_text
+from synthesizer.experiment.manifest import (
+    MANIFEST,
+    REMEDY,
+    WEIGHTS,
+    find_damage,
+    manifest_text,
+)
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.experiment.records import Logged, Result
 from synthesizer.untrusted import (
@@ -97,9 +103,9 @@ class Run:
             raise self._damaged(what) from None
         return result
 
-    def check(self, *large: str, hashes: bool = True) -> None:
+    def check(self, *large: str, hashes: bool = True, spared: tuple[str, ...] = ()) -> None:
         """Refuse a run of which a file is not as manifest.json says: see find_damage."""
-        damage = find_damage(self.path, large, hashes=hashes)
+        damage = find_damage(self.path, large, hashes=hashes, spared=spared)
         if damage is not None and (self.is_finished or not self._may_resume()):
             raise self._damaged(damage)
 
@@ -110,11 +116,14 @@ class Run:
     def _damaged(self, what: str) -> UserError:
         return UserError(f"{self.path}: {what}; {REMEDY}")
 
-    def claim(self, recipe: Recipe) -> None:
-        """Make the directory this recipe's, or refuse to mix it with what is there."""
+    def claim(self, recipe: Recipe, *, record: bool = False) -> None:
+        """Make the directory this recipe's, or refuse to mix it with what is there.
+
+        record   of a finished run its record is enough: weights may have been left out of it
+        """
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UserError(f"{self.path} exists and is not a directory; choose another --out")
-        self.check()
+        self.check(spared=WEIGHTS if record and self.is_finished else ())
         if not self._is_begun():
             return
         if not (self.path / "recipe.toml").exists():

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.manifest import MANIFEST, find_damage
+from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage
 from synthesizer.experiment.recipe import leaves
 from synthesizer.experiment.records import Study as StudyRecord
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
@@ -28,7 +28,6 @@ from synthesizer.untrusted import path_inside, read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
 PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
-WEIGHTS = ("model", "checkpoints")  # which no report reads
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
 
 

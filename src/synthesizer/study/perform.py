@@ -60,7 +60,7 @@ def perform(
     `coming` says how many more runs will follow from these, by the number of their row.
     """
     for job in jobs:
-        Run(job.path).claim(job.recipe)
+        Run(job.path).claim(job.recipe, record=True)
     left = [job for job in jobs if not Run(job.path).is_finished]
     if len(left) < len(jobs):
         say(_say_finished(len(jobs) - len(left), len(jobs), jobs[0].split))
