@@ -38,7 +38,7 @@ from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_reader
 from synthesizer.audit.media import Media, encode_media, media_of, read_media, read_sound
 from synthesizer.audit.run import audit
-from synthesizer.audit.subject import Asked
+from synthesizer.audit.subject import Asked, read_subject
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 
@@ -196,8 +196,6 @@ def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
 
 def audited_texts(home, name):
     """The rows of the half that judges, as audit splits them."""
-    from synthesizer.audit.subject import read_subject
-
     metric = {"vit": "accuracy", "whisper": "loss"}[name]
     asked = Asked(model=str(home / name), data=home / DATA[name], out=home, metric=metric)
     return read_subject(asked).judge.texts
@@ -241,6 +239,13 @@ def test_a_parquet_file_of_bytes_is_read_as_datasets_write_it(home, tmp_path):
     one, other = (run(model, encode_media(each, media, length)) for each in (files, packed))
     assert torch.equal(one.outputs, other.outputs)
     assert np.array_equal(one.statistics, other.statistics)
+
+
+def test_some_of_a_directory_are_of_all_classes(home, tmp_path):
+    """Files lie in the order of their classes; the first ones would be of one."""
+    images = home / "images"
+    asked = Asked(model=str(home / "vit"), data=images, fit=images, out=tmp_path, examples=9)
+    assert set(read_subject(asked).judge.targets) == {0, 1, 2}
 
 
 def write(folder, name, text="x"):

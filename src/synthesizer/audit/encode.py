@@ -16,7 +16,7 @@ from synthesizer.errors import UserError
 from synthesizer.models.table_heads import is_own
 
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
-_BATCH_TOKENS = 4096
+BATCH_TOKENS = 4096
 _BATCH_LOGITS = 2**28  # of a language model: 1 GiB in float32
 
 
@@ -50,7 +50,7 @@ def encode(
     if metric == "spearman":
         targets = [_score(target) for target in targets]
     lengths = [len(row["input_ids"]) for row in rows]
-    most = min(_BATCH_TOKENS, _BATCH_LOGITS // known) if metric == "loss" else _BATCH_TOKENS
+    most = min(BATCH_TOKENS, _BATCH_LOGITS // known) if metric == "loss" else BATCH_TOKENS
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     batches: list[tuple[list[int], dict[str, Tensor]]] = []
     chosen: list[int] = []

@@ -25,7 +25,13 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from synthesizer.audit.encode import class_number, decoder_row, pad, target_tokens
+from synthesizer.audit.encode import (
+    BATCH_TOKENS,
+    class_number,
+    decoder_row,
+    pad,
+    target_tokens,
+)
 from synthesizer.audit.examples import Example, Examples, found_path
 from synthesizer.audit.hook import attention_length
 from synthesizer.audit.load import IMAGES, Reader, reads_targets
@@ -43,7 +49,6 @@ COLUMNS = {  # by which files are known, the likeliest first
     "sounds": ("audio", "sound", "speech", "file_name", "file", "path"),
 }
 WRITTEN = (*NAMES["text"], "transcript", "transcription", "caption", *NAMES["target"])
-_BATCH_TOKENS = 4096
 _THUMBNAIL = 96  # pixels, at most, on each side
 
 
@@ -209,7 +214,7 @@ def encode_media(
     targets = [example.target for example in examples]
     if media.metric == "accuracy":
         targets = [class_number(target, model.config) for target in targets]
-    size = max(1, _BATCH_TOKENS // max_len)
+    size = max(1, BATCH_TOKENS // max_len)
     longest = getattr(media.reader.processor, "n_samples", None)
     num_cut = 0
     if media.reader.kind != IMAGES:

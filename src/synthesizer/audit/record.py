@@ -29,6 +29,7 @@ class _Record(BaseModel):
     value: float
     data: str
     num_judge: int
+    reads: Literal["texts", "images", "sounds"] = "texts"
 
 
 def read_audit(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ split fits, its test split judges.
 """
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from synthesizer.audit.load import (
     num_positions,
     run_of,
 )
-from synthesizer.audit.media import Media, encode_media, media_of, read_media
+from synthesizer.audit.media import encode_media, media_of, read_media
 from synthesizer.audit.record import RECORD
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS
@@ -86,29 +85,22 @@ def read_subject(asked: Asked) -> Subject:
         fit, rank, judge = _run_parts(asked, metric)
     else:
         fitting, judging = _split(asked, asked.data, metric, reader)
-        encoded: Callable[[Sequence[Example], int | None], Examples]
+        parts = (
+            (fitting, asked.fit_examples),
+            (fitting, asked.rank_examples),
+            (judging, asked.examples),
+        )
         if reader.kind == TEXTS:
-            max_len = _max_len(asked, model)
-            encoded = partial(_encoded, metric, model, reader, max_len)
+            max_len, tokenizer = _max_len(asked, model), reader.tokenizer
+            fit, rank, judge = (
+                encode(rows, metric, model, tokenizer, max_len, limit) for rows, limit in parts
+            )
         else:
             _refuse_lengths(asked, reader.kind)
             media, max_len = media_of([*fitting, *judging], metric, model, reader)
-            encoded = partial(_decoded, media, max_len)
+            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in parts)
             files = judging
-        fit, rank = encoded(fitting, asked.fit_examples), encoded(fitting, asked.rank_examples)
-        judge = encoded(judging, asked.examples)
     return Subject(model, reader.kind, metric, max_len, fit, rank, judge, files, _left(model))
-
-
-def _encoded(
-    metric: str, model: PreTrainedModel, reader: Reader, max_len: int, rows: Sequence[Example],
-    limit: int | None,
-) -> Examples:  # fmt: skip
-    return encode(rows, metric, model, reader.tokenizer, max_len, limit)
-
-
-def _decoded(media: Media, max_len: int, files: Sequence[Example], limit: int | None) -> Examples:
-    return encode_media(files, media, max_len, limit)
 
 
 def _refuse_lengths(asked: Asked, kind: str) -> None:
@@ -141,7 +133,10 @@ def _split(
     read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
     streams = metric == "loss" and reader.kind == TEXTS
     if asked.fit is not None:
-        return _shuffled(read(asked.fit, metric), asked.seed, streams), read(data, metric)
+        judging = read(data, metric)
+        if reader.kind != TEXTS:  # a directory is in the order of its classes
+            judging = _shuffled(judging, asked.seed, streams)
+        return _shuffled(read(asked.fit, metric), asked.seed, streams), judging
     rows = _shuffled(read(data, metric), asked.seed, streams)
     if len(rows) < 4:
         raise UserError(

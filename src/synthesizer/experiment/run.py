@@ -29,13 +29,7 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.manifest import (
-    MANIFEST,
-    REMEDY,
-    WEIGHTS,
-    find_damage,
-    manifest_text,
-)
+from synthesizer.experiment.manifest import MANIFEST, REMEDY, WEIGHTS, find_damage, manifest_text
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.experiment.records import Logged, Result
 from synthesizer.untrusted import (
