@@ -26,6 +26,7 @@ from synthesizer.study.ladder import (
     STAYS,
     UNKNOWN,
     Measured,
+    find_lawless,
     fit_ladder,
     make_rungs,
 )
@@ -116,6 +117,36 @@ def test_intervals_cover_what_was_simulated(drift):
                 missed[place] += not interval.low <= truth <= interval.high
     stated = LEVEL / 2 * 2 * trials  # per row and interval, times the rows
     assert (missed <= stated + 3 * math.sqrt(stated) * (1 if drift == 0 else 2)).all()
+
+
+def bent(row, rung, factor):
+    """A row whose losses at one rung are off its law."""
+    losses = [tuple(x * (factor if k == rung else 1) for x in s) for k, s in enumerate(row.losses)]
+    return Measured(row.compute, tuple(losses))
+
+
+LAWS = [DOT, (1.9, 0.13, 0.8), (2.6, 0.05, 0.6), (2.2, 0.15, 1.0), (1.7, 0.1, 1.2)]
+
+
+@pytest.mark.parametrize("rung", range(4))
+def test_a_row_that_follows_no_law_is_found_and_spares_the_others(rung):
+    rng = np.random.default_rng(7)
+    whole = simulated(LAWS, 0.006, rng)
+    broken = [*whole[:2], bent(whole[2], rung, 1.15), *whole[3:]]
+    assert find_lawless(broken, 0) == [2]
+    kept = [row for number, row in enumerate(broken) if number != 2]
+    assert fit_ladder(kept, 0, draws=50).misfit < 1.5 < fit_ladder(broken, 0, draws=50).misfit
+    again = [*broken[:4], bent(whole[4], 1, 1.4)]
+    assert set(find_lawless(again, 0)) == {2, 4}
+
+
+def test_rows_that_follow_laws_are_kept_and_the_opponent_always():
+    rng = np.random.default_rng(8)
+    left_out = [find_lawless(simulated(LAWS, 0.006, rng), 0) for _ in range(60)]
+    assert sum(map(bool, left_out)) <= 2  # one ladder of a hundred, by chance
+    rows = simulated(LAWS, 0.006, rng)
+    assert 0 not in find_lawless([bent(rows[0], 1, 1.2), *rows[1:]], 0)
+    assert find_lawless(rows[:2], 0) == []  # two rows: neither can be told from the other
 
 
 def test_two_rungs_or_single_seeds_have_no_law():
@@ -267,6 +298,23 @@ def test_the_report_shows_laws_gaps_and_costs():
     assert page.count("<svg") == 4
     assert "Gap of random to dot by compute" in page
     assert any("What is fitted is the loss on test" in said for said in ladder.remarks(found))
+
+
+def test_the_report_names_a_row_without_a_law():
+    """Its means are drawn and no line, and the others' sentences do without it."""
+    laws = {"dot": DOT, "random": WORDS[SHRINKS], "dense": WORDS[STAYS], "odd": (1.99, 0.15, 1.0)}
+    study = reported(laws, 0.003)
+    for row in study.rows:
+        if row.name == "odd" and "steps 200" in row.label:
+            for run in row.runs:
+                run.result["metrics"]["loss"] *= 1.2
+    found = ladder.read_ladder(study)
+    assert (found.fitted, found.lawless) == (["dot", "random", "dense"], ["odd"])
+    assert len(list(ladder.sentences(found))) == 2
+    assert any("No power law beside the others: odd" in said for said in ladder.remarks(found))
+    page = ladder.html(found, plots=True)
+    assert page.count("<svg") == 3
+    assert "Gap of odd" not in page
 
 
 def test_without_a_loss_the_error_is_fitted():

@@ -25,12 +25,14 @@ from synthesizer.report.tables import markdown
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,
     GROWS,
+    LAWLESS,
     SHRINKS,
     STAYS,
     Interval,
     Laws,
     Measured,
     Trend,
+    find_lawless,
     fit_ladder,
     training_flops,
 )
@@ -70,24 +72,38 @@ class Ladder:
         )
 
     @cached_property
-    def fitted(self) -> list[str]:
+    def climbed(self) -> list[str]:
         """The rows with rungs enough for a law, the opponent first."""
         enough = [n for n, rows in self.families.items() if _num_trained(rows) >= FEWEST_RUNGS]
         return sorted(enough, key=lambda name: name != self.opponent)
 
     @cached_property
+    def lawless(self) -> list[str]:
+        """Those of them that follow no law beside the others."""
+        if self.opponent not in self.climbed:
+            return []
+        return [self.climbed[n] for n in find_lawless(self._measured(self.climbed), 0)]
+
+    @cached_property
+    def fitted(self) -> list[str]:
+        """The rows that get a law, the opponent first."""
+        return [name for name in self.climbed if name not in self.lawless]
+
+    @cached_property
     def laws(self) -> Laws | None:
-        """Fitted to all rows that have rungs enough."""
+        """Fitted to these rows."""
         if self.opponent not in self.fitted or len(self.fitted) < 2:
             return None
-        rows = [
+        return fit_ladder(self._measured(self.fitted), 0)
+
+    def _measured(self, names: Sequence[str]) -> list[Measured]:
+        return [
             Measured(
                 tuple(_mean([_flops(run) for run in row.finished]) for row in self.families[name]),
                 tuple(self.losses(row) for row in self.families[name]),
             )
-            for name in self.fitted
+            for name in names
         ]
-        return fit_ladder(rows, 0)
 
     def seconds(self, rung: int) -> dict[str, float]:
         """What a run of each row trained at a rung, where one is finished."""
@@ -262,7 +278,13 @@ def remarks(ladder: Ladder) -> list[str]:
                 f"THE LAWS FIT BADLY: they miss the means {laws.misfit:.1f} times as far as seeds "
                 "explain; intervals are wider by that factor."
             )
-    left = [name for name in ladder.families if name not in ladder.fitted]
+    if laws is not None and ladder.lawless:
+        said.append(
+            f"No power law beside the others: {', '.join(ladder.lawless)}. Without it they miss "
+            f"their means by so much less that chance would do it in 1 ladder of "
+            f"{1 / LAWLESS:.0f}; it is not fitted and its gap is not drawn."
+        )
+    left = [name for name in ladder.families if name not in ladder.climbed]
     if laws is not None and left:
         said.append(f"Too few rungs for a law: {', '.join(left)}.")
     return said
@@ -303,12 +325,15 @@ def losses_plot(ladder: Ladder, laws: Laws) -> str:
     with drawing(3.4) as (figure, axes):
         axes.set_xscale("log")
         ends = []
-        for place, name in enumerate(ladder.fitted):
+        for place, name in enumerate([*ladder.fitted, *ladder.lawless]):
             look, rows = look_of(place), [r for r in ladder.families[name] if r.finished]
             compute = np.array([_mean([_flops(run) for run in row.finished]) for row in rows])
             means = [_mean(ladder.losses(row)) for row in rows]
             grid = np.geomspace(compute[0], compute[-1], 40)
             axes.plot(compute, means, look["marker"], color=look["color"], markersize=5)
+            if name in ladder.lawless:
+                ends.append(End(float(compute[-1]), means[-1], name, look))
+                continue
             axes.plot(grid, laws.loss(place, grid), color=look["color"], linewidth=1.2,
                       linestyle=look["linestyle"])  # fmt: skip
             ends.append(End(float(grid[-1]), float(laws.loss(place, grid)[-1]), name, look))

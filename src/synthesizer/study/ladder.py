@@ -21,7 +21,8 @@ For a given floor that is a weighted line through log(loss - floor); the floor i
 intervals are percentiles of a parametric bootstrap over seeds: every mean is moved by Student's t
 times its standard error and all is fitted again. A row's spread is taken to be the same share of
 its loss at every rung, which gives it the degrees of freedom of all rungs; where laws miss the
-means by more than seeds explain, errors grow by that factor.
+means by more than seeds explain, errors grow by that factor. A row that misses far more than the
+others do follows no such law and is left out of the fit.
 
 The lead of a row is log((loss_row - floor) / (loss_dot - floor)) at equal compute: a line in log C,
 below zero where the row leads. A lead in nats always shrinks as losses near the floor; this one
@@ -49,6 +50,7 @@ BACKWARD = 3.0  # a training token costs this many forward ones
 LEVEL = 0.05  # of any wrong interval among the rows
 DRAWS = 2000  # of the bootstrap
 FLOORS = 24  # tried at once, twice
+LAWLESS = 0.01  # of ladders in which a row is left out by chance
 HOLDS = 0.5  # a lead that changes by less than this share of itself over the ladder holds
 GROWS, SHRINKS, STAYS, UNKNOWN = "grows", "shrinks", "holds", "unknown"
 
@@ -190,10 +192,32 @@ class Laws:
         return curve
 
 
-def fit_ladder(
-    rows: Sequence[Measured], opponent: int, *, seed: int = 0, draws: int = DRAWS
-) -> Laws | None:
-    """Fit all rows; None where a row has too few rungs, or no rung has a second seed."""
+@dataclass(frozen=True)
+class _Points:
+    """What is fitted: means over seeds and their errors, (rows, rungs)."""
+
+    x: Array  # log compute
+    means: Array
+    errors: Array
+    trained: NDArray[np.bool_]  # where there are runs
+    freedom: NDArray[Any]  # (rows,), of a row's spread
+
+    @property
+    def weights(self) -> Array:
+        return np.where(self.trained, 1 / self.errors**2, 0.0)
+
+    @property
+    def spare(self) -> int:
+        """Means beyond the numbers that are fitted to them."""
+        return int(self.trained.sum()) - 2 * len(self.means) - 1
+
+    def without(self, row: int) -> "_Points":
+        fields = (self.x, self.means, self.errors, self.trained, self.freedom)
+        return _Points(*(np.delete(each, row, axis=0) for each in fields))
+
+
+def _points(rows: Sequence[Measured]) -> _Points | None:
+    """None where a row has too few rungs, or no rung has a second seed."""
     counts = np.array([[len(seeds) for seeds in row.losses] for row in rows])
     if (counts > 0).sum(1).min(initial=FEWEST_RUNGS) < FEWEST_RUNGS or len(rows) < 2:
         return None
@@ -205,19 +229,61 @@ def fit_ladder(
     means = np.array([[np.mean(s) if s else 1.0 for s in row.losses] for row in rows])
     if not np.isfinite(means).all():
         return None
-    share = _spread(rows, means, freedom)
-    errors = share[:, None] * means / np.sqrt(np.maximum(counts, 1))
-    weights = np.where(counts > 0, 1 / errors**2, 0.0)
+    errors = _spread(rows, means, freedom)[:, None] * means / np.sqrt(np.maximum(counts, 1))
+    return _Points(x, means, errors, counts > 0, freedom)
+
+
+def find_lawless(rows: Sequence[Measured], opponent: int) -> list[int]:
+    """The rows that follow no law beside the others, the worst first; never the opponent.
+
+    One such row would move the floor of all and widen all intervals. A row is one if without it the
+    others miss their means by so much less that chance (an F test, Bonferroni over the rows) would
+    do it in LAWLESS of ladders; then the rest is looked at again.
+    """
+    points, kept, found = _points(rows), list(range(len(rows))), list[int]()
+    while points is not None and len(kept) > 2:
+        whole = _fit(points.x, points.means[None], points.weights)[3].item()
+        tests = {row: _test(points, place, whole) for place, row in enumerate(kept)}
+        del tests[opponent]
+        worst = min(tests, key=lambda row: tests[row])
+        if tests[worst] * len(tests) > LAWLESS:
+            break
+        points = points.without(kept.index(worst))
+        kept.remove(worst)
+        found.append(worst)
+    return found
+
+
+def _test(points: _Points, row: int, whole: float) -> float:
+    """How often chance alone makes one row miss so much more than the rest."""
+    rest = points.without(row)
+    own = points.spare - rest.spare
+    if rest.spare < 1 or own < 1:
+        return 1.0
+    miss = _fit(rest.x, rest.means[None], rest.weights)[3].item()
+    # where the others miss less than their seeds explain, that is luck and no measure
+    ratio = (whole - miss) / own / max(miss / rest.spare, 1.0)
+    draws = np.random.default_rng(0).f(own, rest.spare, 100_000)
+    return float((draws >= ratio).mean())
+
+
+def fit_ladder(
+    rows: Sequence[Measured], opponent: int, *, seed: int = 0, draws: int = DRAWS
+) -> Laws | None:
+    """Fit all rows; None where a row has too few rungs, or no rung has a second seed."""
+    points = _points(rows)
+    if points is None:
+        return None
+    x, means, weights, freedom = points.x, points.means, points.weights, points.freedom
     floor, a, b, miss = _fit(x, means[None], weights)
-    spare = int((counts > 0).sum()) - 2 * len(rows) - 1
-    misfit = max(1.0, math.sqrt(float(miss[0]) / spare)) if spare > 0 else 1.0
+    misfit = max(1.0, math.sqrt(float(miss[0]) / points.spare)) if points.spare > 0 else 1.0
     rng = np.random.default_rng(seed)
     chance = rng.standard_normal((draws, *means.shape))
     chance /= np.sqrt(rng.chisquare(freedom, (draws, len(rows))) / freedom)[..., None]
-    drawn = np.maximum(means + misfit * errors * chance, 0.01 * means)
+    drawn = np.maximum(means + misfit * points.errors * chance, 0.01 * means)
     floors, all_a, all_b, _ = _fit(x, drawn, weights)
     level = LEVEL / (len(rows) - 1)
-    own = x[opponent][counts[opponent] > 0]
+    own = x[opponent][points.trained[opponent]]
     ends = (float(own.min()), float(own.max()))
     made = [
         None if row == opponent else
