@@ -249,6 +249,10 @@ def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_o
     assert told["label"] == ("dot" if best == "sinusoidal" else f"dot, {best}")
     labels = [row["label"] for row in study["rows"]]
     assert labels == list(dict.fromkeys(["dot", "random", told["label"]]))
+    shutil.move(asked.out / "trials", asked.out.parent / "elsewhere")
+    conducted(asked)
+    assert study_of(asked) == study, "also of a dot product that did not become a row"
+    shutil.move(asked.out.parent / "elsewhere", asked.out / "trials")
     for row in study["rows"]:
         if row["label"] == told["label"]:
             assert Run(asked.out / row["runs"][0]).recipe().model.positions == best
@@ -434,6 +438,23 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(aske
         assert chosen == (f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}")
         assert Run(plan.path(row, 1)).result()["split"] == "test"
     assert study_of(asked)["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
+
+    # a record is kept without its trials: study.json knows what they reached
+    record = study_of(asked)
+    shutil.rmtree(asked.out / "trials")
+    conducted(asked := replace(asked, syntheses=("dot", "random"), tune=3))
+    said = capsys.readouterr().out
+    assert "6 of the trials are known from study.json" in said
+    assert "2 of 2 runs finished already" in said
+    assert not (asked.out / "trials").exists()
+    assert study_of(asked) == record
+    damaged = study_of(asked)
+    damaged["rows"][1]["trials"][0]["validation"] = "good"
+    (asked.out / "study.json").write_text(json.dumps(damaged))
+    conducted(asked)
+    assert "5 of the trials are known from study.json" in capsys.readouterr().out
+    assert [path.name for path in asked.out.glob("trials/*/*")] == ["trial1"]
+    assert study_of(asked) == record
 
 
 def test_a_study_that_began_with_one_search_seed_goes_on_with_it(asked):

@@ -15,6 +15,7 @@ from synthesizer.data.corpora.corpus_list import describe_corpus
 from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
+from synthesizer.experiment.records import Trial
 from synthesizer.experiment.run import STUDY, write_text
 from synthesizer.spec import import_modules, normalize_spec, unregistered
 from synthesizer.study.asked import Asked, check
@@ -223,7 +224,34 @@ def _as_begun(plan: Plan) -> Plan:
     there = json.loads(read_regular(path))  # checked by refuse_to_mix
     repeated = (there.get("search") or {}).get("repeated", 0)
     tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
-    return replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune))
+    plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune))
+    known = _known_trials(there)
+    return plan.with_rows(
+        replace(row, trials=tuple(t for t in known if Path(t["run"]).parent.name == row.folder))
+        for row in plan.rows
+    )
+
+
+def _known_trials(there: dict[str, Any]) -> list[dict[str, Any]]:
+    """What earlier trials reached, by their runs; a record is kept without the runs themselves."""
+    found: dict[str, dict[str, Any]] = {}
+    for trial in _listed(there):
+        try:
+            Trial.check(trial)
+        except ValueError:  # damaged: as if it had not been tried
+            continue
+        if trial["validation"] is not None and isinstance(trial.get("run"), str):
+            own = {key: value for key, value in trial.items() if key not in ("row", "positions")}
+            found[trial["run"]] = own
+    return list(found.values())
+
+
+def _listed(there: dict[str, Any]) -> Iterator[Any]:
+    """The trials of rows, and of dot products that are no rows; study.json may be anybody's."""
+    rows = there.get("rows")
+    for holder in (*(rows if isinstance(rows, list) else ()), there.get("opponent")):
+        trials = holder.get("trials") if isinstance(holder, dict) else None
+        yield from trials if isinstance(trials, list | tuple) else ()
 
 
 def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:

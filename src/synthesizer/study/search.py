@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from synthesizer.experiment.run import Run
+from synthesizer.experiment.run import STUDY, Run
 from synthesizer.study.asked import FOUND, WIDTHS
 from synthesizer.study.perform import Job, Say, main_metric, perform
 from synthesizer.study.plan import Plan
@@ -26,20 +26,24 @@ def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
         return plan
     coming = {number: min(plan.repeated, counts[number]) for number in tried}
     once = [
-        _job(plan, number, trial, TRIAL_SEEDS[0])
+        (number, trial)
         for trial in range(max(counts.values()))
         for number in tried
         if trial < counts[number]
     ]
     say(_announce(plan, len(once), sum(coming.values())))
-    perform(plan, once, pool, say, plain, coming=coming)
-    twice = [
-        _job(plan, number, trial, TRIAL_SEEDS[1])
+    jobs = _jobs(plan, once, TRIAL_SEEDS[0])
+    if len(jobs) < len(once):
+        say(f"{len(once) - len(jobs)} of the trials are known from {STUDY}")
+    perform(plan, jobs, pool, say, plain, coming=coming if jobs else None)
+    best = [
+        (number, trial)
         for number in tried
         for trial in _best_trials(plan, plan.rows[number], counts[number])
     ]
+    twice = _jobs(plan, best, TRIAL_SEEDS[1])
     if twice:
-        finished = [job for job in once if Run(job.path).is_finished]
+        finished = [job for job in jobs if Run(job.path).is_finished]
         perform(plan, [*finished, *twice], pool, say, plain)
     plan.errors.clear()  # a trial that fails is a trial that is not chosen
     return plan.with_rows(
@@ -68,10 +72,24 @@ def _num_trials(plan: Plan, row: Row) -> int:
     return 1 if plan.asked.finds_opponent else 0
 
 
-def _job(plan: Plan, number: int, trial: int, seed: int) -> Job:
-    row = plan.rows[number]
-    recipe = plan.recipe(row, seed, _settings(plan, trial))
-    return Job(number, recipe, _trial_path(plan, row, trial, seed), "validation")
+def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]:
+    """The runs of trials, given as row and trial, but for those that study.json knows."""
+    jobs = []
+    for number, trial in chosen:
+        row = plan.rows[number]
+        if _known(plan, row, trial, seed) is None:
+            recipe = plan.recipe(row, seed, _settings(plan, trial))
+            jobs.append(Job(number, recipe, _trial_path(plan, row, trial, seed), "validation"))
+    return jobs
+
+
+def _known(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any] | None:
+    """What study.json says of a trial whose run is not kept."""
+    path, settings = _trial_path(plan, row, trial, seed), list(_settings(plan, trial))
+    if path.exists():
+        return None
+    run = str(path.relative_to(plan.out))
+    return next((t for t in row.trials if (t["run"], t["changes"]) == (run, settings)), None)
 
 
 def _settings(plan: Plan, trial: int) -> tuple[str, ...]:
@@ -102,7 +120,7 @@ def _record(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any]:
         result = Run(path).result()
         record["validation"] = main_metric(result, "validation")[1]
         record["higher_is_better"] = result["higher_is_better"]
-    return record
+    return record | (_known(plan, row, trial, seed) or {})
 
 
 def _trials(plan: Plan, row: Row, count: int) -> list[dict[str, Any]]:
@@ -110,7 +128,11 @@ def _trials(plan: Plan, row: Row, count: int) -> list[dict[str, Any]]:
     again_too = set(_best_trials(plan, row, count))
     if plan.repeated:
         paths = {trial: _trial_path(plan, row, trial, TRIAL_SEEDS[1]) for trial in range(count)}
-        again_too |= {trial for trial, path in paths.items() if Run(path).is_finished}
+        again_too |= {
+            trial
+            for trial, path in paths.items()
+            if Run(path).is_finished or _known(plan, row, trial, TRIAL_SEEDS[1])
+        }
     once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
     return once + [_record(plan, row, trial, TRIAL_SEEDS[1]) for trial in sorted(again_too)]
 
