@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from synthesizer.cli import main
+from synthesizer.metrics import score
 from tiny import SIZE, WORDS, write_text
 
 FEW = ("train.steps=4", "train.warmup=1", "train.log_every=2", "train.batch_tokens=256")
@@ -66,12 +67,18 @@ def test_translation(tmp_path, trained, answers, capsys):
     write_rows(tmp_path / "pairs.jsonl", rows)
     result = trained("translation", "data.train=pairs.jsonl", *PIECES)
     assert "nrefs:1" in result["signatures"]["bleu"]
-    assert {"bleu", "chrf"} <= result["metrics"].keys()
+    assert {"bleu", "chrf", "perplexity"} <= result["metrics"].keys()
+    assert abs(result["worth_of_source"]) < 1
     assert result["decoding_tokens_per_second"] > 0
     again = evaluated(tmp_path, capsys)
     assert float(again["bleu"][0]) == pytest.approx(result["metrics"]["bleu"], abs=1e-3)
     assert "nrefs:1" in again["bleu"][1]
     assert 0 <= float(evaluated(tmp_path, capsys, "--split", "train")["bleu"][0]) <= 100
+    validation = ["--split", "validation", "--set", "evaluate.beam=1"]
+    fewer = evaluated(tmp_path, capsys, *validation, "--set", "evaluate.limit=1")
+    assert fewer["loss"] != evaluated(tmp_path, capsys, *validation)["loss"]
+    assert main(["evaluate", str(tmp_path / "run"), "--set", "train.steps=3"]) == 2
+    assert "only keys of [evaluate] can be changed" in capsys.readouterr().err
     lines, errors = answers("the red cat\n\nthe dog\n" + "cat " * 40 + "\n", "--batch-size", "3")
     assert len(lines) == 4
     assert lines[1] == lines[3] == ""
@@ -136,7 +143,10 @@ def test_classification(tmp_path, trained, answers, capsys):
     assert float(probability) > 0.5
     assert others[0] == "other"
     statistics = np.load(tmp_path / "run" / "statistics.npz", allow_pickle=False)
-    assert statistics["accuracy"].mean(0)[0] * 100 == pytest.approx(result["metrics"]["accuracy"])
+    assert statistics["accuracy"].dtype == np.float32
+    assert score("accuracy", statistics["accuracy"]) == pytest.approx(
+        result["metrics"]["accuracy"], rel=1e-12
+    )
 
 
 def test_a_probe(trained):

@@ -16,7 +16,7 @@ from synthesizer.models.heads import (
 )
 from synthesizer.training.attention_maps import alphas_of, histogram, inspect, look_at, sharpness
 from synthesizer.training.build import initialize_by_name
-from synthesizer.training.evaluate import beam_search, evaluate, until_end
+from synthesizer.training.evaluate import beam_search, evaluate, until_end, worth_of_source
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 
@@ -67,6 +67,36 @@ def test_how_deep_tokens_go_is_told_of_universal_models_alone():
     plain = tiny_model(SynthesizerForCausalLM)
     task = FakeTask("decoder", [inputs])
     assert evaluate(plain, task, "test", Evaluate()).steps_per_token == {}
+
+
+def test_the_worth_of_the_source_by_its_definition():
+    """Example by example, each with the source of the one half a batch away; padding included."""
+    model = tiny_model(SynthesizerForConditionalGeneration).double()
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.randint(2, 11, (5, 6), generator=generator)
+    mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (6, 3, 5, 2, 4)])
+    labels = torch.randint(2, 11, (5, 4), generator=generator)
+    labels[1, 2:] = -100
+    batch = {"input_ids": sources, "attention_mask": mask, "labels": labels}
+    single = {name: tensor[:1] for name, tensor in batch.items()}
+    task = FakeTask("encoder_decoder", [batch, single])
+    lost, count = 0.0, 0
+    for row in range(5):
+        n = int((labels[row] != -100).sum())
+        for source, sign in ((row, -1), ((row - 2) % 5, 1)):
+            length = int(mask[source].sum())
+            with torch.no_grad():
+                found = model(
+                    input_ids=sources[source, :length][None], labels=labels[row, :n][None]
+                )
+            lost += sign * n * float(found.loss)
+        count += n
+    assert worth_of_source(model, task, "test") == pytest.approx(lost / count, rel=1e-5)
+    assert abs(lost) > 1e-4
+    assert worth_of_source(model, FakeTask("encoder_decoder", [single]), "test") is None
+    same = {**batch, "input_ids": sources[:1].expand(5, 6), "attention_mask": torch.ones_like(mask)}
+    equal = worth_of_source(model, FakeTask("encoder_decoder", [same]), "test")
+    assert equal == pytest.approx(0, abs=1e-12)
 
 
 def test_a_decoder_is_measured_target_by_target():

@@ -11,7 +11,7 @@ from synthesizer.report.reliability import WITHOUT_A_NETWORK
 from synthesizer.tasks import build_task
 from synthesizer.tasks.bag_of_words import BagOfWords
 from synthesizer.tasks.dialogue import _commonest_reply
-from synthesizer.tasks.summarization import _first_sentences
+from synthesizer.tasks.summarization import first_sentences
 from tiny import write_text
 
 
@@ -66,7 +66,7 @@ def test_its_gradient_is_that_of_the_cross_entropy():
 
 def test_the_first_sentence_is_taken_from_each_source():
     sources = ["One thing. And two!", "No end", "A line\nanother.", " Mr? yes."]
-    assert _first_sentences([], sources) == ["One thing.", "No end", "A line", "Mr?"]
+    assert first_sentences([], sources) == ["One thing.", "No end", "A line", "Mr?"]
 
 
 def test_the_commonest_reply_and_its_ties():

@@ -84,6 +84,14 @@ def test_a_metric_has_one_row_per_example_and_a_finite_score(name):
 
 
 @every_metric
+def test_rows_in_single_precision_as_a_run_keeps_them_score_the_same(name):
+    rows = np.tile(STATISTICS[name](range(5)), (1000, 1))
+    kept = metrics.in_single_precision({name: rows})[name]
+    assert kept.nbytes < rows.nbytes or rows.dtype != np.float64
+    assert metrics.score(name, kept) == pytest.approx(metrics.score(name, rows), rel=1e-6)
+
+
+@every_metric
 def test_examples_counted_twice_in_another_order_change_no_score(name):
     statistics = STATISTICS[name](range(5))
     twice = np.concatenate([statistics[::-1], statistics])

@@ -548,6 +548,18 @@ def test_a_row_without_attention_that_nothing_beats_is_named(tmp_path):
     assert "NO ROW BEATS THE ONE WITHOUT" not in made(tmp_path / "b", rows)[1]
 
 
+@pytest.mark.parametrize(("worth", "reads"), [((0.02, 0.04), False), ((0.02, 0.3), True)])
+def test_rows_that_do_not_read_their_source_are_named(tmp_path, worth, reads):
+    made(tmp_path, [("dot", "dot", (1, 2), 0.9), ("random", "random", (1, 2), 0.8)])
+    for row, value in enumerate(worth):
+        for path in tmp_path.glob(f"{row}/*/result.json"):
+            result = json.loads(path.read_text()) | {"worth_of_source": value}
+            path.write_text(json.dumps(result))
+    (summary,) = summarize_all([tmp_path])
+    assert ("NO ROW READS ITS SOURCE" in "\n".join(notes(summary))) != reads
+    assert "worth of the source" in cells(summary)[0]
+
+
 def test_settings_that_were_measured_are_told(tmp_path):
     trials = [
         {"changes": [], "validation": 71.0, "run": "trials/a"},

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
+from synthesizer import metrics
 from synthesizer.data.batch import IGNORED
 from synthesizer.data.corpora.corpus_list import CORPORA
 from synthesizer.errors import UserError
@@ -12,6 +13,7 @@ from synthesizer.experiment.recipe import load_recipe
 from synthesizer.tasks import Outputs, build_task, prompt
 from synthesizer.tasks.dialogue import TURN
 from synthesizer.tasks.pairs import conversations
+from synthesizer.tasks.principal_sentence import principal_sentence
 
 SPLITS = ("train", "validation", "test")
 
@@ -208,6 +210,42 @@ def test_summaries_are_scored_by_rouge(tmp_path):
     scores = task.score("test", outputs(task, "test", references(task, "test")))
     assert scores.metrics["rouge1"] == scores.metrics["rougeLsum"] == pytest.approx(100)
     assert task.main_metric in scores.statistics
+    assert scores.metrics["perplexity"] == pytest.approx(2)  # the loss is log 2 a token
+    assert scores.statistics["perplexity"].sum(0)[1] == outputs(task, "test").counts.sum()
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_a_principal_sentence_is_to_be_copied_from_its_text(tmp_path, as_list):
+    """Turns of a list, or lines of a text; a text of one turn, or of short ones, is no example."""
+    talks = [
+        [f"oh {a}", f"{a} and {b} met {n}", f"{a} {b}", "yes"] for n, (a, b) in enumerate(pairs(60))
+    ]
+    talks += [["only one turn here"], ["ah", "so it", "goes"]]
+    rows = [{"chat": talk if as_list else "\r\n".join(talk)} for talk in talks]
+    path = write_jsonl(tmp_path / "chats.jsonl", rows)
+    changes = ["task=principal_sentence", 'data.columns={text = "chat"}']
+    task = build_task(small("summarization", f"data.train={path}", *changes))
+    assert sum(task.report["examples"].values()) == 60
+    assert all(" met " in reference for reference in references(task, "test"))
+    scores = task.score("test", outputs(task, "test", references(task, "test")))
+    assert scores.metrics["rougeL"] == pytest.approx(100)
+    assert task.report["first_sentence"]["test"] < 90
+
+
+def test_the_principal_sentence_by_the_definition():
+    """ROUGE-1 of every sentence with the rest, by the metric itself."""
+    sentences = ["a b c d e", "b c d x y z", "c d q r", "a b c d", "u v w x y z"]
+
+    def likeness(index):
+        rest = " ".join(s for n, s in enumerate(sentences) if n != index)
+        return metrics.score(
+            "rouge1", metrics.rouge_statistics([sentences[index]], [rest])["rouge1"]
+        )
+
+    best = max(range(5), key=likeness)
+    assert principal_sentence(sentences) == sentences[best]
+    assert principal_sentence(["a b c d e"]) is None
+    assert principal_sentence(["a b c", "a b c"]) is None  # too short to be worth copying
 
 
 def test_a_conversation_gives_an_example_per_reply(tmp_path):

@@ -79,6 +79,14 @@ def parse_recipe(text: str, origin: str = "recipe") -> Recipe:
     return _resolve(_validate(_parse(text, origin), origin), origin)
 
 
+def change(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """A recipe after `key=value` overrides."""
+    values = _parse(dump(recipe), "recipe")
+    for override in overrides:
+        _apply(values, override)
+    return _resolve(_validate(values, "recipe"), "recipe")
+
+
 def dump(recipe: Recipe) -> str:
     """Write a recipe as TOML that reads back equal."""
     top, sections = [], []

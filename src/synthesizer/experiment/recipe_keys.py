@@ -28,6 +28,7 @@ TASKS = {
     "summarization": TaskInfo("encoder_decoder", "pairs", from_file=True),
     "dialogue": TaskInfo("encoder_decoder", "pairs", from_file=True),
     "span_corruption": TaskInfo("encoder_decoder", "stream"),
+    "principal_sentence": TaskInfo("encoder_decoder", "pairs"),
     "text_to_text": TaskInfo("encoder_decoder", "mixture"),
     "language_modeling": TaskInfo("decoder", "stream", from_file=True),
     "probe": TaskInfo("decoder", "probe"),

@@ -44,6 +44,7 @@ class Result(_Record):
     decoding_tokens_per_second: float | None = None
     training_memory_bytes: float | None = None
     steps_per_token: Numbers | None = None
+    worth_of_source: float | None = None
     sharpness: Numbers | None = None
     threads: int | None = None
     data: dict[str, Any] = {}

@@ -45,7 +45,13 @@ from synthesizer.metrics.meteor import (
     meteor_no_wordnet_signature,
     meteor_no_wordnet_statistics,
 )
-from synthesizer.metrics.per_example import DOCUMENTS, Statistics, Total, percent_from_statistics
+from synthesizer.metrics.per_example import (
+    DOCUMENTS,
+    Statistics,
+    Total,
+    in_single_precision,
+    percent_from_statistics,
+)
 from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics
 from synthesizer.metrics.scores import SCORES, base_metric, score
 
@@ -72,6 +78,7 @@ __all__ = [
     "embedding_statistics",
     "fit_bigram",
     "glue_average",
+    "in_single_precision",
     "language_model_statistics",
     "macro_f1_from_statistics",
     "meteor15_no_wordnet_signature",

@@ -4,7 +4,7 @@ A `*_statistics` function returns (examples, columns); the sum of any choice of 
 repetition, goes into the matching `*_from_statistics`. So a bootstrap never sees a text again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ def percent_from_statistics(total: Total) -> float:
     if total[1] == 0:
         raise UserError("nothing was scored: the count is 0; give at least one scored example")
     return float(100 * total[0] / total[1])
+
+
+def in_single_precision(arrays: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """The same with float32 for float64, as statistics.npz keeps them: half the size."""
+    return {
+        name: array.astype(np.float32) if array.dtype == np.float64 else array
+        for name, array in arrays.items()
+    }
 
 
 def require_examples(count: int) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from synthesizer.errors import UserError
 from synthesizer.metrics.bleu import bleu_from_statistics, chrf_from_statistics
 from synthesizer.metrics.classification import (
@@ -62,4 +64,4 @@ def score(name: str, statistics: Statistics) -> float:
     if name not in SCORES:
         raise UserError(f"unknown metric '{name}'; choose from {', '.join(SCORES)}")
     require_examples(len(statistics))
-    return SCORES[name](statistics.sum(axis=0))
+    return SCORES[name](statistics.sum(axis=0, dtype=np.float64))  # a file's are float32

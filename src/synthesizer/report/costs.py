@@ -16,6 +16,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "cache": lambda result: result["cache_bytes_per_token"],
     "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: mean_known(list(result["sharpness"].values())),
+    "worth_of_source": lambda result: result["worth_of_source"],
     "steps_per_token": lambda result: mean_known(list(result["steps_per_token"].values())),
 }
 SPEEDS = ("training", "decoding")  # which depend on the machine

@@ -14,8 +14,16 @@ from synthesizer.study.verdict import Comparison, judge
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 _SUITES = {"GLUE": ("glue", GLUE), "SuperGLUE": ("superglue", SUPERGLUE)}
+_PERPLEXITY = {"perplexity of references": ("perplexity",)}
+_ROUGE: dict[str, tuple[str, ...]] = {
+    "ROUGE-1": ("rouge1",),
+    "ROUGE-2": ("rouge2",),
+    "ROUGE-L, summary level": ("rougeLsum",),
+    "ROUGE-L, sentence level": ("rougeL",),
+    **_PERPLEXITY,
+}
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
-    "translation": {"BLEU": ("bleu",), "chrF": ("chrf",)},
+    "translation": {"BLEU": ("bleu",), "chrF": ("chrf",), **_PERPLEXITY},
     "language_modeling": {
         "perplexity": ("perplexity",),
         "word perplexity": ("word_perplexity",),
@@ -26,12 +34,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         "perplexity": ("perplexity",),
         "token accuracy, %": ("token_accuracy",),
     },
-    "summarization": {
-        "ROUGE-1": ("rouge1",),
-        "ROUGE-2": ("rouge2",),
-        "ROUGE-L, summary level": ("rougeLsum",),
-        "ROUGE-L, sentence level": ("rougeL",),
-    },
+    "principal_sentence": _ROUGE,
+    "summarization": _ROUGE,
     "dialogue": {
         "BLEU-1/4": ("bleu1", "bleu4"),
         "ROUGE-L": ("rougeL",),
@@ -39,6 +43,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         "METEOR of nltk, no WordNet": ("meteor_no_wordnet",),
         "CIDEr": ("cider",),
         "embedding similarity": ("embedding_average",),
+        **_PERPLEXITY,
     },
     "classification": {"accuracy, %": ("accuracy",), "macro F1": ("macro_f1",)},
     "text_to_text": {

@@ -17,6 +17,7 @@ from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
 from synthesizer.study.tune import Tried, best_of
 from synthesizer.study.verdict import FEWEST_UNITS, is_void
 
+READS = 0.1  # nats per target that another example's source costs a model that reads
 WITHOUT_A_NETWORK = {
     "dictionary": "a word-by-word dictionary counted from train",
     "bigram": "an interpolated bigram model of train",
@@ -104,6 +105,7 @@ def reliability(summary: Summary) -> list[str]:
     return [
         *_floors(summary),
         *_without_attention(summary),
+        *_without_source(summary),
         *_opponent(summary),
         *_again(summary),
         *_intervals(summary),
@@ -144,6 +146,16 @@ def _without_attention(summary: Summary) -> Iterator[str]:
             f"{control:.{summary.digits}f} ({summary.metric_name}). With this task, these "
             "data and this much training, attention does not help; verdicts on the other rows say "
             "little."
+        )
+
+
+def _without_source(summary: Summary) -> Iterator[str]:
+    worth = [v for line in summary.lines if (v := line.cost["worth_of_source"]) is not None]
+    if worth and max(worth) < READS:
+        yield (
+            f"NO ROW READS ITS SOURCE: with another example's source no row loses more than "
+            f"{max(worth):.2f} nats per target. What is written hardly depends on what is read; "
+            "train for longer or begin with a pretrained model."
         )
 
 

@@ -81,7 +81,7 @@ def allowed(metric: str, dot: "Measured") -> float:
         return margin_for(metric).of(reference)
     if metric == "bits_per_byte":
         return BITS
-    totals = sum((rows.sum(0) for rows in dot.statistics.values()), np.zeros(4))
+    totals = sum((rows.sum(0, np.float64) for rows in dot.statistics.values()), np.zeros(4))
     per_unit = totals[3] / totals[LANGUAGE_MODEL[metric]] if totals[3] else 1.0
     return float(reference * (2 ** (BITS * per_unit) - 1))
 

@@ -82,20 +82,20 @@ class Pairs(PairTask):
         super().__init__(recipe, tokenizer_dir)
 
     def score(self, split: str, outputs: Outputs) -> Scores:
-        """The form's metrics of the generated texts, and the loss on the references."""
+        """The form's metrics of the generated texts, and the perplexity of the references."""
         texts = list(outputs.texts)
         sources, references = self._texts(split)
         vectors = dict(zip(self._meta["words"], self._arrays["vectors"], strict=True))
         judgement = self._form.judge(texts, references, vectors)
-        metrics = {name: score(name, rows) for name, rows in judgement.statistics.items()}
+        rows = {**judgement.statistics, "perplexity": outputs.perplexity_statistics()}
+        metrics = {name: score(name, each) for name, each in rows.items()}
         metrics["loss"] = outputs.loss
         shown = zip(sources, references, texts, strict=False)
         samples = [dict(zip(("source", "reference", "output"), s, strict=True)) for s in shown]
         samples = samples[: self._recipe.evaluate.samples]
         single = np.arange(len(references))  # train: documents are for verdicts
         documents = self._arrays.get(f"{split}.documents", single)[: len(references)]
-        statistics = {**judgement.statistics, DOCUMENTS: documents}
-        return Scores(metrics, judgement.signatures, statistics, samples)
+        return Scores(metrics, judgement.signatures, {**rows, DOCUMENTS: documents}, samples)
 
     def _texts(self, split: str) -> tuple[list[str], list[str]]:
         """The first sources of a split, and all its references.

@@ -17,7 +17,7 @@ from synthesizer.data.batch import (
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, sentinel
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
-from synthesizer.metrics import DOCUMENTS, language_model_statistics, score
+from synthesizer.metrics import DOCUMENTS, score
 from synthesizer.tasks.stream import StreamTask
 from synthesizer.tasks.task import Outputs, Scores
 
@@ -41,10 +41,7 @@ class SpanCorruption(StreamTask):
 
     def score(self, split: str, outputs: Outputs) -> Scores:
         """Perplexity of the targets, sentinels and end included."""
-        nothing = [0] * len(outputs.losses)
-        rows = language_model_statistics(
-            outputs.losses.tolist(), outputs.counts.tolist(), nothing, nothing
-        )
+        rows = outputs.perplexity_statistics()
         metrics = {"perplexity": score("perplexity", rows), "loss": outputs.loss}
         metrics["token_accuracy"] = float(100 * outputs.correct.sum() / outputs.counts.sum())
         return Scores(metrics, {}, {"perplexity": rows, DOCUMENTS: self.documents(split)})

@@ -14,15 +14,16 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 
 def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> Pairs:
     """A long text to a short one."""
-    form = Form(_judge, "rougeL", baseline=_first_sentences, baseline_name="first_sentence")
+    form = Form(judge, "rougeL", baseline=first_sentences, baseline_name="first_sentence")
     return Pairs(recipe, tokenizer_dir, form)
 
 
-def _first_sentences(train: Iterable[Fields], sources: list[str]) -> list[str]:
+def first_sentences(train: Iterable[Fields], sources: list[str]) -> list[str]:
     """What every source begins with, up to the end of its first sentence."""
     return [SENTENCE_END.split(source.strip(), maxsplit=1)[0] for source in sources]
 
 
-def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:
+def judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:
+    """All forms of ROUGE."""
     statistics = rouge_statistics(outputs, references)
     return Judgement(statistics, dict.fromkeys(ROUGE, rouge_signature()))

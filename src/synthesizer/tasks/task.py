@@ -16,6 +16,7 @@ from synthesizer.data.prepare import prepare
 from synthesizer.data.sampler import Order, fixed_part, in_order
 from synthesizer.data.sources import Source
 from synthesizer.experiment.recipe import Recipe
+from synthesizer.metrics import language_model_statistics
 
 Array = NDArray[Any]
 Built = tuple[PreTrainedTokenizerFast, Entry]
@@ -40,6 +41,13 @@ class Outputs:
     def loss(self) -> float:
         """Nats per scored target."""
         return float(self.losses.sum() / self.counts.sum())
+
+    def perplexity_statistics(self) -> Array:
+        """Rows for the perplexity of the targets; what text they spell is not counted."""
+        nothing = [0] * len(self.losses)
+        return language_model_statistics(
+            self.losses.tolist(), self.counts.tolist(), nothing, nothing
+        )
 
 
 @dataclass(frozen=True)

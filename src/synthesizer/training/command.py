@@ -81,6 +81,12 @@ def evaluate(
     run: RunDir,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     checkpoint: Weights = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Override a key of [evaluate]: evaluate.beam=8. May be repeated."
+        ),
+    ] = None,
     imports: Imports = None,
     verify: Verify = True,
 ) -> None:
@@ -91,7 +97,7 @@ def evaluate(
     silence_libraries()
     from synthesizer.training.finish import measure
 
-    scores = measure(run, split, checkpoint, verify=verify)
+    scores = measure(run, split, checkpoint, overrides=overrides or (), verify=verify)
     for name, value in scores.metrics.items():
         say(f"{name}\t{value:.4f}\t{scores.signatures.get(name, '')}".rstrip())
 

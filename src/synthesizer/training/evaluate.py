@@ -17,6 +17,9 @@ from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.generation import WuPenalty
 from synthesizer.tasks.task import Outputs, Scores, Task
 
+SOURCE = {"input_ids", "attention_mask"}  # what an encoder reads
+SWAPPED = 1000  # examples that read another's source
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -58,6 +61,31 @@ def evaluate(
             for stack in measured[0].steps
         },
     )
+
+
+def worth_of_source(
+    model: SynthesizerPreTrainedModel, task: Task, split: str, most: int = SWAPPED
+) -> float | None:
+    """What an encoder-decoder loses, in nats per target, where it reads another example's source.
+
+    Sources change places within a batch, by half of it: examples of one conversation are
+    neighbours. About zero: what it writes has nothing to do with what it reads. None where no batch
+    has two examples.
+    """
+    more, targets, seen = 0.0, 0, 0
+    with evaluating(model):
+        for batch in task.batches(split):
+            inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
+            number = len(inputs["labels"])
+            if seen >= most:
+                break
+            if number > 1:
+                own = _measure_targets(model, "encoder_decoder", inputs)
+                moved = {name: inputs[name].roll(number // 2, 0) for name in SOURCE & set(inputs)}
+                other = _measure_targets(model, "encoder_decoder", {**inputs, **moved})
+                more += float(other.losses.sum() - own.losses.sum())
+                targets, seen = targets + int(own.counts.sum()), seen + number
+    return more / targets if targets else None
 
 
 @contextmanager

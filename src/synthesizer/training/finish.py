@@ -1,5 +1,6 @@
 """The end of a run: choose the weights, measure them, and write what others read."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from torch import Tensor
 from synthesizer.attention.fast import has_kernel
 from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Progress
-from synthesizer.experiment.recipe import Recipe, dump
+from synthesizer.experiment.recipe import Recipe, change, dump
 from synthesizer.experiment.run import Run, cannot_write, provenance
+from synthesizer.metrics import in_single_precision
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token
 from synthesizer.tasks import build_task
@@ -29,7 +31,7 @@ from synthesizer.training.checkpoint import (
     write_checkpoint,
 )
 from synthesizer.training.decode_speed import PROMPTS, Decoded, continuations, decode
-from synthesizer.training.evaluate import evaluate, first_examples
+from synthesizer.training.evaluate import evaluate, first_examples, worth_of_source
 from synthesizer.untrusted import fenced, plain
 
 INSPECTED = 8  # examples
@@ -60,10 +62,12 @@ def finish(
     progress.say(f"training is done; measuring the {chosen} weights on {split}")
     evaluation = evaluate(model.to(device), task, split, recipe.evaluate)
     scores = evaluation.scores
+    reads = task.kind == "encoder_decoder"
+    worth = worth_of_source(model, task, split) if reads else None
     first = first_examples(task, split, PROMPTS)
     decoded = decode(model, first) if task.decodes else None
     arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
-    run.write_arrays("statistics.npz", scores.statistics)
+    run.write_arrays("statistics.npz", in_single_precision(scores.statistics))
     run.write_arrays("attention.npz", arrays)
     if decoded is not None and task.kind == "decoder":
         scores = replace(scores, samples=continuations(task, first, decoded))
@@ -72,6 +76,7 @@ def finish(
         **describe_result(recipe, task, scores),
         "split": split,
         "steps_per_token": evaluation.steps_per_token or None,
+        "worth_of_source": worth,
         "checkpoint": chosen,
         "best_step": best,
         "steps": last,
@@ -172,10 +177,23 @@ def load_model(
     return model.eval()
 
 
-def measure(path: Path, split: str, checkpoint: str | None, *, verify: bool = True) -> Scores:
-    """The scores of a finished run on a split of its data."""
+def measure(
+    path: Path,
+    split: str,
+    checkpoint: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    verify: bool = True,
+) -> Scores:
+    """The scores of a finished run on a split of its data; its [evaluate] may be overridden."""
+    for override in overrides:
+        if not override.startswith("evaluate."):
+            raise UserError(
+                f"--set {override}: a finished run is evaluated as it was trained; only keys of "
+                "[evaluate] can be changed, as in --set evaluate.beam=8"
+            )
     run = Run(path)
-    model, recipe = load_model(run, checkpoint, verify=verify), run.recipe()
+    model, recipe = load_model(run, checkpoint, verify=verify), change(run.recipe(), overrides)
     task = build_task(recipe, tokenizer_dir=run.model)
     return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
 
