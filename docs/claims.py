@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer.report.load import Row
-from synthesizer.report.metric_tables import COLUMNS
+from synthesizer.report.metric_tables import COLUMNS, LOWER_IS_BETTER
 from synthesizer.report.summary import Summary, measured, opponent_of, scores_of
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.verdict import judge
@@ -130,7 +130,8 @@ def all_of(*checks: Check, noted: Callable[[Summary], str] | None = None) -> Che
 def means_by_metric(summary: Summary) -> str:
     """How many metrics have Dense's mean at the top and dot's at the bottom."""
     rows = {spec: row for spec in FIVE if (row := row_of(summary, spec)) is not None}
-    keys = [key for keys in COLUMNS.get("dialogue", {}).values() for key in keys]
+    columns = COLUMNS.get("dialogue", {}).values()
+    keys = [key for keys in columns for key in keys if key not in LOWER_IS_BETTER]
     top = bottom = count = 0
     for key in keys:
         means = {spec: [*scores_of(row, key).values()] for spec, row in rows.items()}

@@ -73,7 +73,8 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
 ELSEWHERE = {"audit-minilm", "bench", "scale", "table-rate", "torture"}  # told in other documents
-SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "remarks")
+SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "worth of the source",
+         "remarks")  # fmt: skip
 README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
                "random+dot")  # fmt: skip
 CONVOLUTION = 0.8  # share of a table's variance that the offset explains
@@ -140,6 +141,10 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
     metrics = metric_tables(summary) if summary.study.recipe.get("task") in SEVERAL else None
     if metrics:
         parts += ["All metrics:", markdown(*metrics.means)]
+        parts += [
+            f"Differences from {plain(opponent_label(summary))}, each metric judged by itself:"
+        ]
+        parts += [markdown(*metrics.differences)]
     ladder = read_ladder(summary.study)
     if ladder:
         parts += ladder_text(ladder)
