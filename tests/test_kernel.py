@@ -1,5 +1,6 @@
 """The compiled kernel gives what the plain path gives, and what the blocks in torch give."""
 
+import platform
 import runpy
 from pathlib import Path
 
@@ -141,6 +142,25 @@ def test_small_products_follow_what_rows_see(spec, causal, width, built, monkeyp
         found = results(layer, x, "fast", attention_mask=mask)
         assert_close(found, results(layer, x, "plain", attention_mask=mask))
     assert "attend_back" in built
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86 compilers")
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])  # registers of 8 and 4 numbers
+def test_narrower_registers_give_the_same(without, built, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel, "FLAGS", (*kernel.FLAGS, without))
+    monkeypatch.setattr(kernel, "built_path", lambda home: tmp_path / "kernel.so")
+    kernel.build()
+    for spec in ("dense+dot", "random+dot", "factorized_dense", "relative"):
+        for cached, fewest in ((400, 5), (2**17, 64)):  # several blocks, and one small product
+            monkeypatch.setattr(fast.operator, "CACHED", cached)
+            monkeypatch.setattr(fast.operator, "FEWEST_ROWS", fewest)
+            layer, x = attention(spec, 23, causal=True), tokens(3, 23, D).float()
+            mask = mask_of("holes", 3, 23)
+            built.clear()
+            found = results(layer, x, "fast", attention_mask=mask)
+            assert set(built) == {"attend", "attend_back"}
+            assert_close(found, results(layer, x, "plain", attention_mask=mask))
 
 
 @needs_compiler
