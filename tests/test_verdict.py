@@ -412,6 +412,17 @@ def test_the_sentence_on_top():
     assert said(random="undecided", dense="worse") == (
         "Undecided: on shift more seeds or test examples are needed for random (margin 0.5 BLEU)."
     )
+    assert said(random="worse", dense="worse", lightconv="no worse", linformer="better") == (
+        "No: on shift lightconv is no worse than dot product, while both rows of synthetic "
+        "attention are worse (margin 0.5 BLEU)."
+    )
+    assert said(random="worse", lightconv="undecided", dynamicconv="worse") == (
+        "Undecided: on shift more seeds or test examples are needed for lightconv, while the one "
+        "row of synthetic attention is worse (margin 0.5 BLEU)."
+    )
+    assert said(random="worse", lightconv="worse", linformer="no worse") == (
+        "Yes: on shift both rows without dot product are worse (margin 0.5 BLEU)."
+    )
     assert said(random="no worse", none="no worse") == (
         "No: shift does not even need self-attention; none is no worse than dot (margin 0.5 BLEU)."
     )
@@ -436,7 +447,8 @@ def test_rows_are_told_apart_by_what_they_hold():
     assert kind_of("random+dense") == "synthetic"
     assert kind_of("R*3,V*3") == "mixed"
     assert kind_of("none") == "none"
-    assert kind_of("linformer") == "other"
+    assert kind_of("lightconv*1,dynamicconv*1") == kind_of("lightconv*1,random*1") == "baseline"
+    assert kind_of("linformer") == kind_of("lightconv*1,dot*1") == "other"
     assert kind_of("a_later_invention") == "other"
 
 

@@ -11,6 +11,7 @@ from synthesizer.study.sequential import BETTER, NO_WORSE, NOT_JUDGED, UNDECIDED
 from synthesizer.study.verdict import DOT, Comparison
 
 NO, YES, OPEN, NO_VERDICT = "No", "Yes", "Undecided", "No verdict"
+SYNTHETIC, BASELINE = "synthetic", "baseline"  # rows without dot product
 Compared = Sequence[tuple[str, Comparison]]  # the spec of a row, and what is known of it
 
 
@@ -81,8 +82,8 @@ def answer_by_value(subject: str, key: str, tables: Sequence[Varied], margin: st
 
 
 def _alone(compared: Compared) -> list[Comparison]:
-    """The rows that do without dot product."""
-    return [comparison for spec, comparison in compared if kind_of(spec) == "synthetic"]
+    """The rows that do without dot product, a convolution among them."""
+    return [comparison for spec, comparison in compared if kind_of(spec) in (SYNTHETIC, BASELINE)]
 
 
 FEW_SEEDS = f"fewer than {FEWEST_SEEDS} seeds shared with dot"
@@ -115,15 +116,28 @@ def _core(compared: Compared) -> tuple[str, str]:
         return NO, "does not even need self-attention; none is no worse than dot"
     if better or even:
         claims = [_claim(better, "better"), _claim(even, "no worse")]
-        return NO, f"{' and '.join(claim for claim in claims if claim)} than dot product"
+        said = " and ".join(claim for claim in claims if claim)
+        return NO, f"{said} than dot product{_synthetic_rows_lose(compared)}"
     if alone and len(_labels(alone, WORSE)) == len(alone):
-        few = {1: "the one row without dot product is", 2: "both rows without dot product are"}
-        every = few.get(len(alone), f"all {len(alone)} rows without dot product are")
-        return YES, f"{every} worse"
+        return YES, f"{_every(len(alone), 'without dot product')} worse"
     if alone:
         open_rows = _labels(alone, UNDECIDED, NOT_JUDGED)
-        return OPEN, f"more seeds or test examples are needed for {_join(open_rows)}"
+        needed = f"more seeds or test examples are needed for {_join(open_rows)}"
+        return OPEN, f"{needed}{_synthetic_rows_lose(compared)}"
     return NO_VERDICT, "no row does without dot product"
+
+
+def _synthetic_rows_lose(compared: Compared) -> str:
+    """Said where nothing but other mixers keeps up with dot product."""
+    rows = [comparison for spec, comparison in compared if kind_of(spec) == SYNTHETIC]
+    if not rows or len(_labels(rows, WORSE)) < len(rows):
+        return ""
+    return f", while {_every(len(rows), 'of synthetic attention')} worse"
+
+
+def _every(count: int, which: str) -> str:
+    few = {1: f"the one row {which} is", 2: f"both rows {which} are"}
+    return few.get(count, f"all {count} rows {which} are")
 
 
 def _beside(compared: Compared) -> str:
@@ -150,19 +164,23 @@ def _so_far(alone: Sequence[Comparison], higher_is_better: bool) -> str:
 
 
 def kind_of(spec: str) -> str:
-    """What a row is: synthetic (no dot product in it), mixed, dot, none, or other (a baseline)."""
+    """What a row is: synthetic, mixed (with dot product), dot, none, baseline or other.
+
+    A baseline is another mixer without dot product; Linformer, which has one, is other.
+    """
     try:
         terms = [term for item, _ in split_layers(spec) for term in parse_spec(item)]
     except UserError:  # written by another version
         return "other"
-    if any(variants()[term.name].baseline for term in terms):
-        return "other"
+    known = [variants()[term.name] for term in terms]
+    if any(variant.baseline for variant in known):
+        return "other" if any(variant.depends_on_pairs for variant in known) else BASELINE
     names = {term.name for term in terms}
     if names == {NONE}:
         return NONE
     if names == {DOT}:
         return DOT
-    return "mixed" if DOT in names else "synthetic"
+    return "mixed" if DOT in names else SYNTHETIC
 
 
 def _labels(comparisons: Sequence[Comparison], *words: str) -> list[str]:
