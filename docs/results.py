@@ -70,13 +70,17 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
     "noisy-recall": ("Probe: recall among noise", ()),
     "multi-query-recall": ("Probe: recall of keys and values in two tokens", ()),
 }  # fmt: skip
+WHY_NOT = {
+    "transfer": "No budget was found in which dot is above `none` on pairs of sentences, which the "
+    "paper's claim is about; what was tried is in the [log](log.md).",
+}
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
 ELSEWHERE = {"audit-minilm", "bench", "scale", "table-rate", "torture"}  # told in other documents
 SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "worth of the source",
          "remarks")  # fmt: skip
 README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
-               "random+dot")  # fmt: skip
+               "random+dot", "lightconv")  # fmt: skip
 CONVOLUTION = 0.8  # share of a table's variance that the offset explains
 
 
@@ -121,7 +125,8 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         if name in found:
             parts += section(name, title, found[name], rows)
         elif rows or name.startswith("ladder"):
-            parts += [f"## {title}", f"Not run{': ' + ', '.join(rows) if rows else ''}."]
+            why = f" {WHY_NOT[name]}" if name in WHY_NOT else ""
+            parts += [f"## {title}", f"Not run{': ' + ', '.join(rows) if rows else ''}.{why}"]
     for name, summary in found.items():
         if name not in PLANNED:
             parts += section(name, f"Other records: {name}", summary, ())
