@@ -541,6 +541,20 @@ def test_dot_that_differs_from_itself_voids_the_table(tmp_path):
     assert "A/A check: none" in made(tmp_path / "none", rows)[1]
 
 
+def test_the_plot_of_differences_names_the_dot_they_are_from(tmp_path):
+    """A row called dot may be another one; and two numbers of an axis tell how far rows are."""
+    rows = [("dot", "dot", (1, 2, 3), 0.9), ("random", "random", (1, 2, 3), 0.5)]
+    alone, _ = made(tmp_path / "alone", rows)
+    assert "difference from dot, token accuracy" in plots.forest(alone)
+    other = ("dot, relative", "dot", (1, 2, 3), 0.95)
+    named = {"label": "dot, relative", "configured": "dot", "how": "asked for", "trials": []}
+    both, _ = made(tmp_path / "both", [*rows, other], opponent=named)
+    drawn = plots.forest(both)
+    assert "difference from dot, relative" in drawn
+    assert ">+10<" in drawn
+    assert ">+30<" in drawn
+
+
 def test_a_row_without_attention_that_nothing_beats_is_named(tmp_path):
     rows = [("dot", "dot", (1, 2), 0.9), ("none", "none", (1, 2), 0.9)]
     assert "NO ROW BEATS THE ONE WITHOUT SELF-ATTENTION: none has" in made(tmp_path / "a", rows)[1]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from synthesizer.report.costs import machines
+from synthesizer.report.opponent import DOT, opponent_of
 from synthesizer.report.search import trials_of
 from synthesizer.report.style import (
     BLUE,
@@ -71,8 +72,19 @@ def forest(summary: Summary) -> str:
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""
         unit = f"{literal(summary.metric_name)}{scale}"
-        axes.set_xlabel(f"difference from dot, {unit} (better \N{RIGHTWARDS ARROW})")
+        dot = _name_of_dot(summary)
+        between = "\n" if dot != DOT else ", "  # a long name would not fit beside the unit
+        axes.set_xlabel(
+            f"difference from {literal(dot)}{between}{unit} (better \N{RIGHTWARDS ARROW})"
+        )
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
+
+
+def _name_of_dot(summary: Summary) -> str:
+    """The row compared with, as its positions may not be those of the row that is called dot."""
+    varied = summary.study.rows[0].varied  # each value has a dot of its own
+    found = None if varied else opponent_of(summary.study)
+    return found.label if found else DOT
 
 
 def _scale(axes: Axes, reach: float, margin: float) -> None:
@@ -85,8 +97,12 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     near = 2 * margin
     axes.set_xscale("symlog", linthresh=near, linscale=1.2)
     axes.set_xlim(-1.4 * reach, 1.4 * reach)
-    decades = [10.0**power for power in range(-6, 7) if near <= 10.0**power <= reach] or [near]
-    ticks = sorted({0.0, *decades[-2:], *(-value for value in decades[-2:])})
+    decades = [10.0**power for power in range(-6, 7)]
+    marks = [value for value in decades if near <= value <= reach]
+    if len(marks) < 2:  # too few to read a distance from
+        marks = [k * value for value in decades for k in (1, 3) if near <= k * value <= reach]
+    shown = (marks or [near])[-2:]
+    ticks = sorted({0.0, *shown, *(-value for value in shown)})
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(_signed))
