@@ -12,6 +12,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.experiment.run import Run
 from synthesizer.report.load import read_studies
+from synthesizer.report.opponent import opponent_of
 from synthesizer.report.sections import text_of
 from synthesizer.report.summary import summarize
 from synthesizer.report.write import write_report
@@ -77,6 +78,20 @@ def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(transfer
     capsys.readouterr()
     conducted(transfer)
     assert capsys.readouterr().out.count("2 of 2 runs finished already") == 2
+
+
+def test_of_two_pretrained_dot_products_the_better_on_validation_is_compared_with(transfer):
+    """Neither can be searched beforehand: every trial would have to be pretrained."""
+    transfer = replace(transfer, syntheses=("dot", "dot@model.positions=sinusoidal", "random"))
+    conducted(transfer)
+    (study,) = read_studies([transfer.out])
+    assert study.facts["opponent"]["how"] == "its validation scores in this table"
+    names = [row.label for row in study.rows]
+    assert names == ["dot", "dot, sinusoidal", "random"]
+    for best in names[:2]:
+        for row in study.rows[:2]:
+            row.runs[0].result["validation"]["accuracy"] = float(row.label == best)
+        assert opponent_of(study).label == best
 
 
 def test_a_pretrained_model_of_another_size_is_refused_before_anything_runs(transfer):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer.experiment.run import STUDY, Run
-from synthesizer.study.asked import FOUND, WIDTHS
+from synthesizer.study.asked import AUTO, FOUND, WIDTHS
 from synthesizer.study.perform import Job, Say, main_metric, perform
 from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
@@ -198,9 +198,11 @@ def _find_opponent(
         wanted, configured = plan.asked.opponent, plan.shared.model.positions
         mine = (row for row in candidates if (row.positions or configured) == wanted)
         return next(mine), "asked for"
-    if not plan.asked.finds_opponent or len(candidates) < 2:
+    # no trial could be pretrained beforehand, but rows that are asked for can be chosen among
+    among_rows = plan.asked.opponent == AUTO and plan.asked.pretrain is not None
+    if not (plan.asked.finds_opponent or among_rows) or len(candidates) < 2:
         return candidates[0], "as configured"
-    if not plan.asked.searches:
+    if among_rows or not plan.asked.searches:
         return candidates[0], IN_TABLE
     best = best_of(tried)
     opponent = next((row for row in candidates if best and row.label == best.row), candidates[0])
