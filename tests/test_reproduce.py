@@ -31,12 +31,16 @@ def test_every_command_can_be_planned(command):
     known = {"--synthesis", "--pretrain", "--against", "--vary", "--set", "--out"}
     known |= {"--ladder", "--seeds", "--opponent"}
     assert values.keys() <= known
-    specs = [normalize_spec(spec) for spec in values.get("--synthesis", [])] or ["dot", "random"]
-    assert {normalize_spec(row) for row in values.get("--against", [])} <= set(specs)
+    # a row may have settings of its own: dot@model.positions=rotary
+    rows = [text.partition("@model.") for text in values.get("--synthesis", ["dot", "random"])]
+    specs = [(normalize_spec(spec), f"{at[1:]}{own}") for spec, at, own in rows]
+    against = {normalize_spec(row) for row in values.get("--against", [])}
+    assert against <= {spec for spec, _ in specs}
     varied = [change for text in values.get("--vary", []) for change in parse_vary(text)]
-    for spec in specs:
+    for spec, own in specs:
         for change in varied or ["seed=1"]:
-            made = load_recipe(recipe, synthesis=spec, overrides=[*values.get("--set", []), change])
+            sets = [*values.get("--set", []), change, *filter(None, [own])]
+            made = load_recipe(recipe, synthesis=spec, overrides=sets)
             assert made.paper, f"{recipe} shows no published table"
     for before in values.get("--pretrain", []):
         first, then = load_recipe(before).model, load_recipe(recipe).model
