@@ -35,7 +35,7 @@ def example(name, number):
     if name == "glue_stsb":
         fields["label"] += 0.13
     if name == "superglue_multirc":
-        fields |= {"idx_paragraph": 0, "idx_question": number // 2}
+        fields |= {"idx_paragraph": number // 4, "idx_question": number // 2}
     if name == "superglue_record":
         fields |= {"entities": ["cat", "dog"], "answers": [word, word.upper()]}
     return fields
@@ -115,7 +115,7 @@ def test_any_right_answer_of_record_is_right(folder):
     assert scores.metrics["superglue_record_exact_match"] == pytest.approx(100)
     assert scores.metrics["accuracy"] == pytest.approx(100)
     assert task.report["examples"] == {
-        "superglue_record train": 40,
+        "superglue_record train": 38,  # and two in twenty for validation
         "superglue_record validation": 6,
     }
 
@@ -139,8 +139,60 @@ def test_an_epoch_takes_at_most_the_cap_of_each_task(folder):
     assert sum(text.startswith("cb ") for text in texts) == 10
 
 
-def test_validation_may_be_the_first_of_each_set(folder):
-    task = build_task(recipe(["glue_cola", "glue_mnli"], "evaluate.limit=2"))
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_validation_is_cut_from_train_and_test_is_the_development_sets(folder, share):
+    """No prompt is in two splits, and all examples of a paragraph are in one."""
+    task = build_task(recipe(TASKS, f"data.holdout={share}", "evaluate.limit=100"))
+    prompts = {
+        split: [
+            task.tokenizer.decode(row[row != task.tokenizer.pad_token_id])
+            for batch in task.batches(split)
+            for row in batch.inputs["input_ids"]
+        ]
+        for split in ("train", "validation", "test")
+    }
+    assert not set(prompts["train"]) & set(prompts["validation"])
+    assert len(prompts["test"]) == 6 * (len(TASKS) + 1)  # MNLI has two of them
+    assert task.report["cut_from_train"] == {"splits": ["validation"], "share": share}
+    held_out = {name: round(40 * share) for name in TASKS}
+    held_out["superglue_multirc"] = 4 * max(1, round(10 * share))  # whole paragraphs
+    assert task.report["examples"]["glue_cola train"] == 40 - held_out["glue_cola"]
+    assert len(prompts["validation"]) == sum(held_out.values())
+    scores = task.score("validation", outputs(answers(task, "validation")))
+    assert scores.metrics["accuracy"] == pytest.approx(100)
+    assert scores.metrics.keys() == task.score("test", outputs(answers(task))).metrics.keys()
+
+
+def test_a_noun_that_is_not_meant_is_no_example_but_may_be_asked_in_validation(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "superglue_wsc").mkdir()
+    for split, count in {"train": 60, "validation": 6}.items():
+        rows = [
+            {
+                "text": f"{ENGLISH[n % 7]} and the dog {n} saw it",
+                "span1_text": "the dog",
+                "span2_text": "it",
+                "span1_index": 0,
+                "span2_index": len(ENGLISH[n % 7].split()) + 5,
+                "label": n % 2,
+            }
+            for n in range(count)
+        ]
+        path = tmp_path / "superglue_wsc" / f"{split}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
+    made = recipe(["superglue_wsc"], "data.wording=t5", "data.holdout=0.5", "evaluate.limit=99")
+    task = build_task(made)
+    assert len(answers(task, "validation")) == 30
+    assert 0 < task.report["examples"]["superglue_wsc train"] < 30
+    assert len(answers(task, "train")) == task.report["examples"]["superglue_wsc train"]
+
+
+def test_validation_may_be_the_first_of_each_development_set(folder):
+    """As the paper and T5 have it, where nothing is held out."""
+    task = build_task(recipe(["glue_cola", "glue_mnli"], "evaluate.limit=2", "data.holdout=0"))
+    assert task.report["examples"]["glue_cola train"] == 40
     assert len(answers(task, "validation")) == 6
     scores = task.score("validation", outputs(answers(task, "validation")))
     assert scores.metrics["accuracy"] == pytest.approx(100)
@@ -319,10 +371,10 @@ def test_a_mixture_in_t5s_wording_is_read_and_scored(folder):
 def test_train_is_scored_on_its_own_examples_and_not_on_the_development_sets(folder):
     task = build_task(recipe(["glue_cola", "superglue_cb"]))
     right = answers(task, "train")
-    assert len(right) == 80
+    assert len(right) == 76
     metrics = task.score("train", outputs(right)).metrics
     assert metrics["accuracy"] == metrics["glue_cola_accuracy"] == 100
-    halved = [text if number < 40 else "rubbish" for number, text in enumerate(right)]
+    halved = [text if number < 38 else "rubbish" for number, text in enumerate(right)]
     metrics = task.score("train", outputs(halved)).metrics
     assert metrics["accuracy"] == pytest.approx(50)
     assert metrics["superglue_cb_accuracy"] == 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.data.batch import Ragged
-from synthesizer.data.columns import Faults, read_rows
+from synthesizer.data.columns import Faults, cut_splits, hash_text, read_rows
 from synthesizer.data.encoded_cache import Entry
 from synthesizer.data.files import Row
 from synthesizer.data.prepare import Fitter, tokenizer_texts
@@ -37,16 +37,18 @@ from synthesizer.metrics import (
 )
 from synthesizer.tasks.glue import WORDINGS, Member, same_referent
 from synthesizer.tasks.pairs import PairTask, pair_limits
-from synthesizer.tasks.task import Built, Outputs, Scores
+from synthesizer.tasks.task import Built, Outputs, Scores, load_ragged
 
 Array = NDArray[Any]
+HeldOut = tuple[str, str, str, list[str]]  # task, group, prompt and answers
 
 
 class TextToText(PairTask):
     """Many tasks as prompts and answers; each counts by its examples, up to data.cap.
 
     The main metric is the share of right answers averaged over tasks, so that each task counts
-    the same; the official metrics and averages are reported too.
+    the same; the official metrics and averages are reported too. Test is the development sets,
+    which the paper reports; validation is cut from train (data.holdout), or test where that is 0.
     """
 
     main_metric = "accuracy"
@@ -56,7 +58,8 @@ class TextToText(PairTask):
         self._sources = _open(recipe, self._members)
         prints = (f"{name} {source.fingerprint}" for name, source in self._sources.items())
         super().__init__(recipe, tokenizer_dir, Source("mixture", {}, version=" ".join(prints)))
-        self._rows = self._meta["rows"]
+        test: list[HeldOut] = self._meta["test"]
+        self._rows = {"validation": self._meta["validation"] or test, "test": test}
 
     def score(self, split: str, outputs: Outputs) -> Scores:
         """Each task's official metrics, and both averages where all their tasks are present.
@@ -65,7 +68,7 @@ class TextToText(PairTask):
         """
         if split == "train":
             return self._score_train(outputs)
-        chosen = [self._rows[index] for index in self._indices(split)]
+        chosen = [self._rows[split][index] for index in self._indices(split)]
         rows = [(*row, text.strip()) for row, text in zip(chosen, outputs.texts, strict=True)]
         names = list(dict.fromkeys(row[0] for row in rows))
         statistics: dict[str, Array] = {}
@@ -108,15 +111,14 @@ class TextToText(PairTask):
     def _lists(self, split: str) -> list[Ragged]:
         if split == "train":
             return super()._lists(split)
-        return [ragged.take(self._indices(split)) for ragged in super()._lists("test")]
+        home = split if self._meta[split] else "test"
+        lists = [load_ragged(self._arrays, f"{home}.{side}") for side in self.sides]
+        return [ragged.take(self._indices(split)) for ragged in lists]
 
     def _indices(self, split: str) -> list[int]:
-        """Which held-out examples a split has: for validation the first of each set.
-
-        The paper reports development sets, so validation and test are the same examples here.
-        """
+        """Which held-out examples a split has: for validation the first of each set."""
         sets: dict[tuple[str, str], list[int]] = {}
-        for index, (name, group, *_) in enumerate(self._rows):
+        for index, (name, group, *_) in enumerate(self._rows[split]):
             half = group if group in self._members[name].held_out else ""
             sets.setdefault((name, half), []).append(index)
         return [index for indices in sets.values() for index in indices[: self._limit(split)]]
@@ -124,7 +126,8 @@ class TextToText(PairTask):
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe = self._recipe
         report: dict[str, Any] = {"origin": {}, "examples": {}, "bad_rows": {}}
-        train = Table.of(self._read_train(report))
+        validation: list[HeldOut] = []
+        train = Table.of(self._read_train(report, validation))
         tokenizer = given or train_tokenizer(
             recipe.text,
             tokenizer_texts(recipe.text, train, [0, 1], report),
@@ -135,16 +138,18 @@ class TextToText(PairTask):
         lists, kept = fitter.encode("train", train)
         self._store(arrays, "train", lists)
         arrays["train.groups"] = np.fromiter(map(int, kept.column(2)), np.int64)
-        rows = [*self._read_held_out(report)]
-        lists, _ = fitter.encode("test", Table.of((row[2], row[3][0]) for row in rows))
-        self._store(arrays, "test", lists)
+        test = [*self._read_held_out(report)]
+        held_out = {"validation": validation, "test": test}
+        for split, rows in held_out.items():
+            if not rows:
+                continue
+            lists, _ = fitter.encode(split, Table.of((row[2], row[3][0]) for row in rows))
+            self._store(arrays, split, lists)
         report |= {"overlong": fitter.report, "vocab_size": len(tokenizer)}
-        report["commonest_answer"] = {"test": self._score_commonest(train, rows)}
-        return tokenizer, Entry(arrays, {"rows": rows, "report": report})
+        report["commonest_answer"] = {"test": self._score_commonest(train, test)}
+        return tokenizer, Entry(arrays, {**held_out, "report": report})
 
-    def _score_commonest(
-        self, train: Table, rows: Sequence[tuple[str, str, str, list[str]]]
-    ) -> float:
+    def _score_commonest(self, train: Table, rows: Sequence[HeldOut]) -> float:
         """The main metric of the answer that each task's train has most often."""
         counts: dict[str, Counter[str]] = {}
         for answer, number in zip(train.column(1), train.column(2), strict=True):
@@ -155,33 +160,52 @@ class TextToText(PairTask):
             right.setdefault(row[0], []).append(self._is_right(*row, said))
         return float(100 * np.mean([np.mean(each) for each in right.values()]))
 
-    def _read_train(self, report: dict[str, Any]) -> Iterator[Fields]:
-        """Prompt, answer and the number of the task, of every example."""
-        for number, name in enumerate(self._recipe.data.tasks):
-            rows = self._rows_of(name, self._members[name].held_out[0], "train", report)
-            for _, prompt, answers, _ in rows:
-                yield from ((prompt, answer, str(number)) for answer in answers)
+    def _read_train(self, report: dict[str, Any], validation: list[HeldOut]) -> Iterator[Fields]:
+        """Prompt, answer and the number of the task, of every example but those of validation.
 
-    def _read_held_out(self, report: dict[str, Any]) -> Iterator[tuple[str, str, str, list[str]]]:
+        Prompts that are equal, and those about one paragraph, stay on one side of the cut.
+        """
+        share = self._recipe.data.holdout
+        for number, name in enumerate(self._recipe.data.tasks):
+            member = self._members[name]
+            rows = self._rows_of(name, member.held_out[0], "train", report)
+            homes = np.zeros(len(rows), np.int64)
+            if share:
+                keys = b"".join(hash_text(_document(*row[:2]) or row[2]) for row, _ in rows)
+                homes = cut_splits(keys, ["validation"], share)
+                report["cut_from_train"] = {"splits": ["validation"], "share": share}
+            for (row, is_example), home in zip(rows, homes, strict=True):
+                _, group, prompt, answers = row
+                if home:
+                    half = member.held_out[len(validation) % len(member.held_out)]  # both of MNLI's
+                    half = half if len(member.held_out) > 1 else ""
+                    validation.append((name, group or half, prompt, answers))
+                elif is_example:
+                    yield from ((prompt, answer, str(number)) for answer in answers)
+            report["examples"][f"{name} train"] = sum(
+                is_example and not home for (_, is_example), home in zip(rows, homes, strict=True)
+            )
+
+    def _read_held_out(self, report: dict[str, Any]) -> Iterator[HeldOut]:
         """Task, group, prompt and answers of each example; a group keeps MNLI's halves apart."""
         for name in self._recipe.data.tasks:
             for held_out in self._members[name].held_out:
                 half = held_out if len(self._members[name].held_out) > 1 else ""
                 rows = self._rows_of(name, held_out, "test", report)
-                for _, prompt, answers, group in rows:
+                for (_, group, prompt, answers), _ in rows:
                     yield name, group or half, prompt, answers
+                report["examples"][f"{name} {held_out}"] = len(rows)
 
     def _rows_of(
         self, name: str, held_out: str, split: str, report: dict[str, Any]
-    ) -> list[tuple[str, str, list[str], str]]:
+    ) -> list[tuple[HeldOut, bool]]:
+        """What a set of rows asks, and whether each may be trained on."""
         member, faults = self._members[name], Faults(self._recipe.data.skip_bad)
         source = self._sources[f"{name} {held_out}"]
 
-        def read(row: Row) -> tuple[str, str, list[str], str]:
-            answers = member.references(row)
-            if split == "train" and not member.trains_on(row):
-                answers = []
-            return name, member.prompt(row), answers, member.group(row)
+        def read(row: Row) -> tuple[HeldOut, bool]:
+            asked = name, member.group(row), member.prompt(row), member.references(row)
+            return asked, member.trains_on(row)
 
         if split not in source.splits:
             raise UserError(
@@ -191,7 +215,6 @@ class TextToText(PairTask):
         found = list(read_rows(source.splits[split](), read, faults))
         key = f"{name} {split if split == 'train' else held_out}"
         report["origin"][name] = source.origin
-        report["examples"][key] = sum(bool(answers) for _, _, answers, _ in found)
         if faults.counts:
             report["bad_rows"][key] = dict(faults.counts)
         return found
@@ -269,12 +292,14 @@ def _averages(metrics: dict[str, float]) -> dict[str, float]:
     return {suite: value for suite, value in found.items() if value is not None}
 
 
-def _documents(rows: list[tuple[str, str, str, list[str]]]) -> Array:
+def _document(name: str, group: str) -> str:
+    """What examples have in common that are about one paragraph; empty where each is its own."""
+    return f"{name} {group.split()[0]}" if name == "superglue_multirc" else ""
+
+
+def _documents(rows: Sequence[HeldOut]) -> Array:
     """A number per example; questions about one paragraph of MultiRC share theirs."""
-    keys = [
-        f"{name} {group.split()[0]}" if name == "superglue_multirc" else f"{place}"
-        for place, (name, group, *_) in enumerate(rows)
-    ]
+    keys = [_document(*row[:2]) or f"{place}" for place, row in enumerate(rows)]
     return np.unique(keys, return_inverse=True)[1]
 
 
