@@ -1,10 +1,13 @@
 """What a ladder shows: losses by compute, the gap to dot, and where it goes (no torch)."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from synthesizer.experiment.progress import clock
 from synthesizer.report.load import Record, Row, Study, plain_change
@@ -337,7 +340,7 @@ def losses_plot(ladder: Ladder, laws: Laws) -> str:
             axes.plot(grid, laws.loss(place, grid), color=look["color"], linewidth=1.2,
                       linestyle=look["linestyle"])  # fmt: skip
             ends.append(End(float(grid[-1]), float(laws.loss(place, grid)[-1]), name, look))
-        axes.set_xlabel("training FLOPs of a run")
+        _mark_compute(axes)
         axes.set_ylabel(literal(ladder.unit))
         figure.draw_without_rendering()
         name_at_right(axes, ends)
@@ -355,9 +358,20 @@ def gap_plot(ladder: Ladder, laws: Laws, place: int, trend: Trend) -> str:
         axes.fill_between(trend.grid, trend.gap[1], trend.gap[2], color=BLUE, alpha=0.15, lw=0)
         axes.plot(trend.grid, trend.gap[0], color=BLUE, linewidth=1.6)
         axes.plot(compute, means - laws.loss(0, compute), "o", color=BLUE, markersize=5)
-        axes.set_xlabel("training FLOPs of a run")
+        _mark_compute(axes)
         axes.set_ylabel(literal(f"gap, {ladder.unit}"))
         return to_svg(figure, f"Gap of {ladder.fitted[place]} to {ladder.opponent} by compute")
+
+
+def _mark_compute(axes: Axes) -> None:
+    """Powers of ten, and three times them where the axis holds fewer than two of them."""
+    axes.set_xlabel("training FLOPs of a run")
+    low, high = axes.get_xlim()
+    powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
+    if powers < 2:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation())
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _signed(found: Interval) -> str:
