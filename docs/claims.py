@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synthesizer.report.load import Row
 from synthesizer.report.metric_tables import COLUMNS, LOWER_IS_BETTER
-from synthesizer.report.summary import Summary, measured, opponent_of, scores_of
+from synthesizer.report.summary import Summary, measured, scores_of
 from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.verdict import judge
 
@@ -233,7 +233,7 @@ def judge_claims(summaries: dict[str, Summary], bench: Path) -> list[list[str]]:
 def _findings(check: Check, summary: Summary) -> list[str]:
     """Both words and their evidence; one where the best dot is the paper's or plays no part."""
     word, said = check(summary, DOT)
-    best_word, best_said = check(summary, opponent_label(summary))
+    best_word, best_said = check(summary, summary.dot_name)
     if best_said == said:
         return [word, "", said]
     return [word, best_word, f"{said}. {best_said}"]
@@ -256,10 +256,3 @@ def _faster(bench: Path) -> Finding:
     if all(ratio >= FASTER for ratio in ratios.values()):
         return HOLDS, said
     return (FAILS if all(ratio < FASTER for ratio in ratios.values()) else OPEN), said
-
-
-def opponent_label(summary: Summary) -> str:
-    """The dot product that a study's verdicts are against."""
-    study = summary.study
-    row = opponent_of(study, study.rows[0].varied) if study.rows else None
-    return row.label if row else DOT

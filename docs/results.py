@@ -21,7 +21,7 @@ from synthesizer.report.summary import MISSING, Summary, span, summarize
 from synthesizer.report.tables import cells, markdown, plain
 
 sys.path.insert(0, str(Path(__file__).parent))
-from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims, opponent_label
+from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -148,7 +148,7 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
     if metrics:
         parts += ["All metrics:", markdown(*metrics.means)]
         parts += [
-            f"Differences from {plain(opponent_label(summary))}, each metric judged by itself:"
+            f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"
         ]
         parts += [markdown(*metrics.differences)]
     ladder = read_ladder(summary.study)
@@ -168,7 +168,7 @@ def results_table(summary: Summary) -> str:
     head, rows = cells(summary)
     kept = [0, 1, *(place for place, name in enumerate(head) if name in SHOWN)]
     seeds = [str(len(line.scores)) for line in summary.lines]
-    named = [n.replace("difference from dot", f"difference from {opponent_label(summary)}")
+    named = [n.replace("difference from dot", f"difference from {summary.dot_name}")
              for n in head]  # fmt: skip
     shown = [
         [row[0], row[1], count, *(row[place] for place in kept[2:])]
@@ -309,7 +309,7 @@ def main_table(found: dict[str, Summary]) -> str:
         if summary is None or summary.study.facts.get("ladder") or name in ("heads", *PROBES):
             continue
         lines = {line.row.label: line for line in summary.lines}
-        opponent = opponent_label(summary)
+        opponent = summary.dot_name
         if opponent not in lines or len(lines[opponent].scores) < 3 or len(lines) < 5:
             continue
         cells_of = [_cell(summary, lines.get(spec)) for spec in README_ROWS]

@@ -86,7 +86,7 @@ def test_recall_contradicts_and_confirms_claims(found):
 def test_claims_are_judged_by_the_papers_dot_and_by_the_best_one(found):
     """Random beats sinusoidal dot on python-docs, and not the dot product that a search chose."""
     study = found["python-docs"]
-    best = claims.opponent_label(study)
+    best = study.dot_name
     assert best == "dot, sinusoidal+relative"
     weak, strong = (claims.behind("random")(study, dot) for dot in (claims.DOT, best))
     assert weak == (claims.FAILS, "random better (against dot)")

@@ -132,7 +132,7 @@ def _flops(run: Record) -> float:
 def read_ladder(study: Study) -> Ladder | None:
     """The rungs of a study; None where it has none, or no run is finished."""
     finished = [run for row in study.rows for run in row.finished]
-    dot = opponent_of(study, study.rows[0].varied) if study.rows else None
+    dot = opponent_of(study)
     if not study.facts.get("ladder") or dot is None or not finished:
         return None
     rungs = list(dict.fromkeys(row.varied for row in study.rows))[::-1]

@@ -20,12 +20,14 @@ def opponent_record(study: Study) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def opponent_of(study: Study, varied: tuple[str, ...] = ()) -> Row | None:
+def opponent_of(study: Study, varied: tuple[str, ...] | None = None) -> Row | None:
     """The dot product that rows are compared with: as recorded, or the best on validation.
 
     Studies that recorded none, and those of --vary, have one for each choice of varied values, and
-    its controls behind it.
+    its controls behind it; where no choice is asked for, that of the first row.
     """
+    if varied is None:
+        varied = study.rows[0].varied if study.rows else ()
     dots = [row for row in study.rows if row.spec == DOT and row.varied == varied]
     first = next((run.result or {} for row in dots for run in row.finished), {})
     metric, higher_is_better = first.get("main_metric", ""), first.get("higher_is_better", True)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from synthesizer.report.costs import machines
-from synthesizer.report.opponent import DOT, opponent_of
+from synthesizer.report.opponent import DOT
 from synthesizer.report.search import trials_of
 from synthesizer.report.style import (
     BLUE,
@@ -72,19 +72,12 @@ def forest(summary: Summary) -> str:
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""
         unit = f"{literal(summary.metric_name)}{scale}"
-        dot = _name_of_dot(summary)
+        dot = summary.dot_name
         between = "\n" if dot != DOT else ", "  # a long name would not fit beside the unit
         axes.set_xlabel(
             f"difference from {literal(dot)}{between}{unit} (better \N{RIGHTWARDS ARROW})"
         )
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
-
-
-def _name_of_dot(summary: Summary) -> str:
-    """The row compared with, as its positions may not be those of the row that is called dot."""
-    varied = summary.study.rows[0].varied  # each value has a dot of its own
-    found = None if varied else opponent_of(summary.study)
-    return found.label if found else DOT
 
 
 def _scale(axes: Axes, reach: float, margin: float) -> None:

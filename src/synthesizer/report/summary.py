@@ -132,9 +132,9 @@ class Summary:
 
     @property
     def dot_name(self) -> str:
-        """The row that differences are from; dot where varied values have one each."""
+        """The dot product that differences are from; varied values have one each of this name."""
         row = self.opponent
-        return DOT if row is None or row.varied else row.label
+        return DOT if row is None else row.name
 
     @property
     def metric_name(self) -> str:
@@ -176,7 +176,7 @@ def summarize(study: Study) -> Summary:
     finished = [run for row in study.rows for run in row.finished]
     first = (finished[0].result or {}) if finished else {}
     metric, higher = first.get("main_metric", ""), first.get("higher_is_better", True)
-    plain = opponent_of(study, study.rows[0].varied) if study.rows else None
+    plain = opponent_of(study)
     dot = plain if plain is not None and plain.finished else None
     seeds = {run.seed for row in study.rows if row.label != AGAIN for run in row.finished}
     looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
