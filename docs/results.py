@@ -147,9 +147,7 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
     metrics = metric_tables(summary) if summary.study.recipe.get("task") in SEVERAL else None
     if metrics:
         parts += ["All metrics:", markdown(*metrics.means)]
-        parts += [
-            f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"
-        ]
+        parts += [f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"]
         parts += [markdown(*metrics.differences)]
     ladder = read_ladder(summary.study)
     if ladder:

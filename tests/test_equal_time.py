@@ -117,7 +117,7 @@ def test_a_confirmation_is_a_study_of_its_own_with_more_steps(asked, monkeypatch
     monkeypatch.setattr(confirming, "open_workers", open_here)
     said = []
     assert confirm(plan, ["dot"], [], 3, said.append, plain=True) is None
-    assert said == ["nothing to confirm: no decided row's gap to dot still closes"]
+    assert said == ["nothing to confirm: no decided row still comes closer to dot"]
     for _ in range(2):  # the second finds all of it done
         done = confirm(plan, ["dot"], ["random"], 3, said.append, plain=True)
     assert done.out == plan.out / "confirm-3x"

@@ -113,9 +113,9 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     assert lines["random"].gaps == (-40.0, -60.0, -30.0)
     assert lines["random"].is_closing
     assert not lines["dense"].is_closing  # its gap grows in the last third
-    assert "So far: the gap of random to dot still closes." in summary.answer
+    assert "So far: random still comes closer to dot." in summary.answer
     said = "\n".join(notes(summary))
-    assert "still closes for random (-40.00, -60.00, -30.00)" in said
+    assert "still shrinks for random (-40.00, -60.00, -30.00)" in said
     assert "(--confirm 3x trains three times as long)" in said
     (tmp_path / "confirm-3x").mkdir()
     (tmp_path / "confirm-3x" / "study.json").write_text(json.dumps({"rows": []}))

@@ -476,7 +476,7 @@ def test_one_sentence_speaks_of_all_varied_values():
     assert said(four, replace(eight, closing={"dense"}), open_) == (
         "On copying, by difficulty: no at 4 and 8 (dense is no worse than dot product), undecided "
         "at 16 (more seeds or test examples are needed for dense); margin 1 point. "
-        "So far: gaps to dot still close, that of dense at 8."
+        "So far: dense at 8 still comes closer to dot."
     )
     assert said(four, eight).startswith("On copying, no at every difficulty tried: no at 4 and 8 (")
     worse = varied("32", {"random": "worse", "dense": "worse"})

@@ -342,7 +342,7 @@ def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
 
 
 def _closing_gaps(summary: Summary) -> Iterator[str]:
-    """Whose gap to dot still closes when training ends."""
+    """Which rows still come closer to dot when training ends."""
     closing = [line for line in summary.lines if line.is_closing]
     if not closing:
         return
@@ -359,5 +359,5 @@ def _closing_gaps(summary: Summary) -> Iterator[str]:
     )
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
-        f"closes for {'; '.join(shown)}. {then}"
+        f"shrinks for {'; '.join(shown)}. {then}"
     )

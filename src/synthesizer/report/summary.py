@@ -38,7 +38,7 @@ METRICS = {  # as papers write them; others are written with spaces
 }
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 MISSING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
-CLOSING = 0.9  # a gap that shrinks below this share of itself in the last third still closes
+CLOSING = 0.9  # a gap below this share of itself after the last third still shrinks
 MOST_DRAWN = 16  # rows in a plot; the others stay in the table
 UNIVERSAL = "universal"  # as compare labels it
 

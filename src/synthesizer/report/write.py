@@ -27,7 +27,7 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
 
 
 def closing_rows(home: Path) -> tuple[list[str], list[str]]:
-    """Of one study: the rows whose gap to dot still closes, behind the dots they are beside."""
+    """Of one study: the rows that still come closer to dot, behind the dots they are beside."""
     (found,) = [one for one in summarize_all([home]) if one.study.path == home]
     closing = [line.row for line in found.lines if line.is_closing]
     dots = [dot.label for row in closing if (dot := base_of(found.study, row)) is not None]

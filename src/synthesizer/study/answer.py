@@ -42,8 +42,7 @@ def answer(
     else:
         sentence = f"{head}: on {subject} {clause}"
     open_ = [comparison.label for comparison in alone if comparison.label in closing]
-    so_far = f" So far: the gap of {_join(open_)} to dot still closes." if open_ else ""
-    return f"{sentence} (margin {margin}){_beside(compared)}.{so_far}"
+    return f"{sentence} (margin {margin}){_beside(compared)}.{_closer(open_, len(open_))}"
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,19 @@ def answer_by_value(subject: str, key: str, tables: Sequence[Varied], margin: st
     said = [
         f"{head.lower()} at {_join(values)} ({clause})" for (head, clause), values in found.items()
     ]
-    open_ = [
-        f"that of {_join(labels)} at {table.value}"
+    open_ = {
+        table.value: [c.label for c in _alone(table.compared) if c.label in table.closing]
         for table in tables
-        if (labels := [c.label for c in _alone(table.compared) if c.label in table.closing])
-    ]
-    so_far = f" So far: gaps to dot still close, {_join(open_)}." if open_ else ""
+    }
+    named = [f"{_join(labels)} at {value}" for value, labels in open_.items() if labels]
+    so_far = _closer(named, sum(map(len, open_.values())))
     return f"On {subject}, {lead}: {', '.join(said)}; margin {margin}.{so_far}"
+
+
+def _closer(named: Sequence[str], count: int) -> str:
+    """Said of so many rows, on either side of dot, whose distance from it shrinks to the end."""
+    verb = "comes" if count == 1 else "come"
+    return f" So far: {_join(named)} still {verb} closer to dot." if named else ""
 
 
 def _alone(compared: Compared) -> list[Comparison]:

@@ -84,7 +84,7 @@ def compare(
     confirm: Annotated[
         str | None,
         typer.Option(
-            metavar="3x", help="Then train rows whose gap to dot still closes three times as long."
+            metavar="3x", help="Then train rows that still come closer to dot three times as long."
         ),
     ] = None,
     tune: Annotated[

@@ -1,4 +1,4 @@
-"""--confirm 3x: the rows whose gap to dot still closes, again with more steps (no torch)."""
+"""--confirm 3x: the rows that still come closer to dot, again with more steps (no torch)."""
 
 import re
 from collections.abc import Collection
@@ -33,7 +33,7 @@ def confirm(
     It lies within the directory of the study that it confirms; rates and positions stay as chosen.
     """
     if not closing:
-        say("nothing to confirm: no decided row's gap to dot still closes")
+        say("nothing to confirm: no decided row still comes closer to dot")
         return None
     longer = lengthen(plan, {*dots, *closing}, times)
     refuse_to_mix(longer)
