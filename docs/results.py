@@ -72,7 +72,8 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
 }  # fmt: skip
 WHY_NOT = {
     "transfer": "No budget was found in which dot is above `none` on pairs of sentences, which the "
-    "paper's claim is about; what was tried is in the [log](log.md).",
+    "paper's claim is about; what was tried is in the [log](log.md). The nearest evidence are the "
+    "probes of recall below, which take matching by content.",
 }
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
