@@ -1,6 +1,6 @@
 """Pairs of English sentences, labelled by whether Tatoeba has one German translation for both.
 
-python results/pairs/paraphrases.py FOLDER   writes train.csv, validation.csv and test.csv
+python results/pairs/paraphrases.py pairs   writes three csv files and their recipe into pairs/
 
 Reads tatoeba_en_de/train.parquet (columns en, de) below SYNTHESIZER_DATA. Sentences of one
 translation are dealt to ten folds, of which one tests and one validates, so that none stands in
@@ -13,8 +13,10 @@ import csv
 import hashlib
 import os
 import random
+import shutil
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -48,7 +50,7 @@ def pairs(fold: list[list[str]], rng: random.Random) -> list[tuple[str, str, str
     place = {sentence: index for index, sentence in enumerate(ordered)}
     found = []
     for index, group in enumerate(fold):
-        for first, second in zip(group, group[1:], strict=False):
+        for first, second in pairwise(group):
             at = place[first]
             near = ordered[max(0, at - REACH) : at + REACH + 1]
             candidates = near if rng.random() < 0.5 else ordered
@@ -61,7 +63,7 @@ def pairs(fold: list[list[str]], rng: random.Random) -> list[tuple[str, str, str
 
 
 def main(out: Path) -> None:
-    """Write the three files."""
+    """Write the three files and the recipe that reads them."""
     folds: dict[int, list[list[str]]] = defaultdict(list)
     for group in groups(Path(os.environ["SYNTHESIZER_DATA"])):
         folds[fold_of(group)].append(group)
@@ -76,6 +78,7 @@ def main(out: Path) -> None:
             writer.writerow(["text", "label"])
             writer.writerows((f"{first} || {second}", label) for first, second, label in rows)
         print(f"{split}: {len(rows)} pairs")
+    shutil.copy(Path(__file__).with_suffix(".toml"), out)
 
 
 if __name__ == "__main__":
