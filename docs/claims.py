@@ -207,6 +207,10 @@ CLAIMS = (
           ("transfer",), behind("random", "dense")),
     Claim("Random + Vanilla is at or above dot product after pretraining.", "Tables 4, 5",
           ("transfer",), near("random+dot")),
+    Claim("Pure Synthesizers lose to dot product on pairs of sentences.", "why Tables 4, 5",
+          ("pairs",), behind("random", "dense")),
+    Claim("Random + Vanilla is at or above dot product on pairs of sentences.", "why Tables 4, 5",
+          ("pairs",), near("random+dot")),
     Claim("Synthesizers need several heads.", "heads ablation", ("heads",), needs_heads),
 )  # fmt: skip
 

@@ -42,6 +42,7 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
         ("dot", "none", "linformer", "random", "factorized_random", "factorized_random+dot",
          "dense", "random+dot"),
     ),
+    "pairs": ("Pairs of sentences: paraphrases of Tatoeba", (*FIVE, "none")),
     "dialogue": ("Dialogue: DailyDialog", FIVE),
     "dialogue-personachat": ("Dialogue: PersonaChat (a small part of it)", FIVE),
     "summarization": ("Summarization", FIVE),
@@ -72,8 +73,8 @@ PLANNED = {  # directory of results/: title, and the rows that the paper's claim
 }  # fmt: skip
 WHY_NOT = {
     "transfer": "No budget was found in which dot is above `none` on pairs of sentences, which the "
-    "paper's claim is about; what was tried is in the [log](log.md). The nearest evidence are the "
-    "probes of recall below, which take matching by content.",
+    "paper's claim is about; what was tried is in the [log](log.md). Pairs that are told apart "
+    "without pretraining have a study of their own above.",
 }
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
