@@ -90,11 +90,9 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     near = 2 * margin
     axes.set_xscale("symlog", linthresh=near, linscale=1.2)
     axes.set_xlim(-1.4 * reach, 1.4 * reach)
-    decades = [10.0**power for power in range(-6, 7)]
-    marks = [value for value in decades if near <= value <= reach]
-    if len(marks) < 2:  # too few to read a distance from
-        marks = [k * value for value in decades for k in (1, 3) if near <= k * value <= reach]
-    shown = (marks or [near])[-2:]
+    round_ones = [k * 10.0**power for power in range(-6, 7) for k in (1, 2, 3, 5)]
+    marks = [value for value in round_ones if near * 0.999 <= value <= reach] or [near]
+    shown = marks[:: max(1, len(marks) - 1)]  # the first and the last have room for their numbers
     ticks = sorted({0.0, *shown, *(-value for value in shown)})
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
