@@ -1,11 +1,16 @@
 """What the committed comparisons say, judged anew from their records."""
 
+import csv
 import json
+import runpy
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from synthesizer.audit.cost import Point, most_heads, sentence
+from synthesizer.experiment.recipe import load_recipe
 from synthesizer.report.load import read_run
 from synthesizer.report.sections import notes
 from synthesizer.report.write import summarize_all
@@ -53,6 +58,40 @@ def test_grammar_ende_needs_self_attention_of_any_kind():
     assert lines["none"].comparison.word == "worse"
     assert lines["random"].comparison.word != "worse"
     assert "Without any network, a word-by-word dictionary" in "\n".join(notes(summary))
+
+
+def test_pairs_of_sentences_need_dot_product():
+    (summary,) = summarize_all([RESULTS / "pairs"])
+    assert summary.opponent.label == "dot, sinusoidal+relative"
+    assert summary.answer.startswith("Yes: on paraphrases all 3 rows without dot product are worse")
+    lines = {line.row.label: line for line in summary.lines}
+    assert lines["random"].mean < lines["dot"].mean < lines["random+dot"].mean
+
+
+def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monkeypatch):
+    """Three sentences of each translation, one of which has a second translation."""
+    table = {"en": [], "de": []}
+    for number in range(300):
+        table["en"] += [f"{word} {number % 7} is number {number}." for word in "abc"]
+        table["de"] += [f"Zahl {number}"] * 3
+    table["en"].append(table["en"][0])  # it stays with the first
+    table["de"].append("Zahl 1")
+    (tmp_path / "tatoeba_en_de").mkdir()
+    pq.write_table(pa.table(table), tmp_path / "tatoeba_en_de" / "train.parquet")
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
+    path = RESULTS / "pairs" / "paraphrases.py"
+    runpy.run_path(str(path))["main"](tmp_path / "pairs")
+    seen = {}
+    for split in ("train", "validation", "test"):
+        with (tmp_path / "pairs" / f"{split}.csv").open(newline="") as file:
+            rows = [(*row["text"].split(" || "), row["label"]) for row in csv.DictReader(file)]
+        seen[split] = {sentence for row in rows for sentence in row[:2]}
+        assert sum(label == "same" for *_, label in rows) == len(rows) / 2
+        for first, second, label in rows:
+            assert (first.split()[-1] == second.split()[-1]) == (label == "same")
+    assert not seen["train"] & seen["test"]
+    assert not seen["validation"] & (seen["train"] | seen["test"])
+    assert load_recipe(tmp_path / "pairs" / "paraphrases.toml").name == "paraphrases"
 
 
 def test_every_committed_run_is_read_from_its_record_alone():
