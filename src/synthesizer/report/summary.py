@@ -306,6 +306,7 @@ def scope(recipe: dict[str, Any], seeds: Sequence[int], varied: Mapping[str, Seq
     tokens = train["batch_tokens"] * train.get("accumulate", 1)
     data = recipe.get("data", {})
     origin = data.get("builtin") or data.get("train") or data.get("hub") or data.get("local")
+    origin = " or ".join(origin) if isinstance(origin, list) else origin
     listed = ", ".join(_runs_of(seeds))
     *fewer, most = varied.get("num_heads", [str(model["num_heads"])])
     heads = f"{', '.join(fewer)} or {most}" if fewer else most
