@@ -31,8 +31,8 @@ class Claim:
 
 
 def row_of(summary: Summary, spec: str, dot: str = DOT) -> Row | None:
-    """The finished row of a spec; of dot the one with this label."""
-    label = dot if spec == DOT else spec
+    """The finished row of a spec: with the positions of this dot where there is one, else as is."""
+    label = spec + dot.removeprefix(DOT)
     rows = [row for row in summary.study.rows if row.spec == spec and row.finished]
     return next((row for row in rows if row.label == label), rows[0] if rows else None)
 
@@ -79,7 +79,8 @@ def against(specs: Sequence[str], other: str, yes: Sequence[str], no: Sequence[s
 
     def check(summary: Summary, dot: str = DOT) -> Finding:
         words = words_against(summary, specs, other, dot)
-        named = {spec: dot if spec == DOT else spec for spec in (*specs, other)}
+        rows = {spec: row_of(summary, spec, dot) for spec in (*specs, other)}
+        named = {spec: row.label if row else spec for spec, row in rows.items()}
         said = told(
             {named[spec]: word for spec, word in words.items()},
             named[other],

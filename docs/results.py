@@ -115,7 +115,8 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         "## The paper's claims",
         markdown(HEAD, judge_claims(found, results / "bench")),
         "The paper's dot has the recipe's positions (sinusoids but for the T5-like recipes); the "
-        "best dot is the one that a search on validation chose, and its column is empty where that "
+        "best dot is the one that a search on validation chose (a row that was also run with its "
+        "positions has them here), and its column is empty where that "
         "is the same or where a claim is not about dot. A claim fails with one row that "
         "contradicts it, and holds if every row confirms it. It is judged among its own rows, a "
         "table below among all of its rows, so a row may be worse here and undecided there.",
