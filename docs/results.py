@@ -266,7 +266,8 @@ def random_heads(found: dict[str, Summary]) -> Iterator[str]:
                 if maps:
                     shares = [by_offset(head) for seed in maps for layer in seed for head in layer]
                     known = [share for share in shares if share is not None]
-                    rows.append([name, stack, *_counted(known)])
+                    record = name + row.label.removeprefix("random")  # other positions
+                    rows.append([record, stack, *_counted(known)])
     if not rows:
         yield "Unknown: no record has attention maps of `random`."
         return

@@ -6,7 +6,8 @@ Reads tatoeba_en_de/train.parquet (columns en, de) below SYNTHESIZER_DATA. Sente
 translation are dealt to ten folds, of which one tests and one validates, so that none stands in
 two splits. For every pair of them there is one that differs, of sentences that have a paraphrase
 too and of the same fold: half of these are neighbours in the alphabet, as "Tom is cooking
-breakfast." and "Tom is crazy.", half are any two. What a sentence says by itself tells nothing.
+breakfast." and "Tom is crazy.", half are any two. A sentence is known by the first of its
+translations; one pair of 7,620 that are called different shares another.
 """
 
 import csv

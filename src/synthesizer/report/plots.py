@@ -91,7 +91,7 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     axes.set_xscale("symlog", linthresh=near, linscale=1.2)
     axes.set_xlim(-1.4 * reach, 1.4 * reach)
     round_ones = [k * 10.0**power for power in range(-6, 7) for k in (1, 2, 3, 5)]
-    marks = [value for value in round_ones if near * 0.999 <= value <= reach] or [near]
+    marks = [v for v in round_ones if near * 0.999 <= v <= reach] or [near]  # as floats go
     shown = marks[:: max(1, len(marks) - 1)]  # the first and the last have room for their numbers
     ticks = sorted({0.0, *shown, *(-value for value in shown)})
     axes.xaxis.set_major_locator(FixedLocator(ticks))
