@@ -13,6 +13,7 @@ from synthesizer import (
     SynthesizerModel,
     UserError,
 )
+from synthesizer.attention.synthesis import DotProduct
 from variants import EVERY, redrawn
 
 EVERY_LAYER = [*EVERY, "none", "random,dot", "none,random+dot"]
@@ -190,6 +191,19 @@ def test_every_trunk_trains_all_its_parameters(norm, norm_position, activation):
     assert missing == []
     biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
     assert (biases == []) == (norm == "rms")
+
+
+def test_equal_queries_and_keys_are_where_a_model_starts_and_not_where_it_is_loaded(tmp_path):
+    model = SynthesizerForCausalLM(config(equal_qk_init=True))
+    dots = [part for part in model.modules() if isinstance(part, DotProduct)]
+    assert dots
+    for dot in dots:
+        torch.testing.assert_close(dot.wk, dot.wq, rtol=0, atol=0)
+        torch.nn.init.normal_(dot.wk)  # as after training
+    model.save_pretrained(tmp_path)
+    loaded = SynthesizerForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.equal_qk_init
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 @every_layer

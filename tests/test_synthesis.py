@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.registry import SYNTHESES, build_synthesis, spec_of
-from synthesizer.attention.synthesis import FixedRandom, Mixture, Random, Size
+from synthesizer.attention.synthesis import DotProduct, FixedRandom, Mixture, Random, Size
 from synthesizer.errors import UserError
 from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
 
@@ -406,3 +407,26 @@ def test_groups_of_heads_are_layers_of_their_own():
 def test_groups_that_cannot_be_are_refused(spec, text):
     with pytest.raises(UserError, match=re.escape(text)):
         build_synthesis(spec, SIZE)
+
+
+@pytest.mark.parametrize("spec", ["dot", "random+dot", "random@1|dot@2", "dense"])
+def test_a_dot_product_may_start_with_equal_queries_and_keys(spec):
+    """Then a token's logit with its own copy is the largest, whatever the draw."""
+    layer = SyntheticAttention(D, H, N, spec, equal_qk_init=True)
+    dots = [part for part in layer.modules() if isinstance(part, DotProduct)]
+    assert bool(dots) == ("dot" in spec)
+    for dot in dots:
+        torch.testing.assert_close(dot.wk, dot.wq, rtol=0, atol=0)
+        dot.reset_parameters()
+        torch.testing.assert_close(dot.wk, dot.wq, rtol=0, atol=0)
+        x = tokens(1, 2, D)[:, [0, 1, 0]].to(dot.wq.dtype)
+        logits = logits_of(dot, x, torch.arange(3))
+        torch.testing.assert_close(logits[..., 0, 2], logits[..., 0, 0])
+        norms = (x[:, None] @ dot.wq).square().sum(-1) / math.sqrt(dot.d_keys)
+        torch.testing.assert_close(logits.diagonal(dim1=-2, dim2=-1), norms)
+        logits[..., 0, 1].sum().backward()
+        assert not torch.equal(dot.wq.grad, dot.wk.grad)  # learning parts them
+
+
+def test_queries_and_keys_start_apart_unless_asked():
+    assert not torch.equal(*build_synthesis("dot", SIZE).parameters())

@@ -65,6 +65,7 @@ class Defaults:
     halting_epsilon: float = 0.05
     ponder_cost: float = 0.01
     window: int | None = None
+    equal_qk_init: bool = False
 
 
 DEFAULTS = Defaults()

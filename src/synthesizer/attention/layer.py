@@ -90,6 +90,8 @@ class SyntheticAttention(TokenMixer):
             causal, as many after it
     rotary  if given, how the queries and keys of a dot product turn with their positions
     path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
+    equal_qk_init
+            dot products start with Wk = Wq, so that a token first attends to tokens like itself
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class SyntheticAttention(TokenMixer):
         causal: bool = False,
         window: int | None = None,
         rotary: RotaryOptions | None = None,
+        equal_qk_init: bool = False,
         dropout: float = 0.0,
         path: str = "auto",
     ) -> None:
@@ -115,9 +118,11 @@ class SyntheticAttention(TokenMixer):
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.output = nn.Linear(d_model, d_model, bias=False)
         dots = [part for part in self.synthesis.modules() if isinstance(part, DotProduct)]
-        if rotary is not None:
-            for dot in dots:
+        for dot in dots:
+            if rotary is not None:
                 dot.rotary = Rotary(rotary, self.size.d_head)
+            if equal_qk_init:
+                dot.start_equal()
         self.turns = bool(dots) and rotary is not None
         self.any_length = self.synthesis.any_length
         self.unbiased = unbiased_heads(self.synthesis, num_heads)

@@ -21,12 +21,13 @@ def build_mixer(
     *,
     causal: bool = False,
     window: int | None = None,
+    equal_qk_init: bool = False,
     rotary: RotaryOptions | None = None,
     dropout: float = 0.0,
 ) -> Mixer:
     """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer.
 
-    Rotary positions turn the dot products of a synthesis; a baseline has none.
+    Rotary positions and equal_qk_init are for the dot products of a synthesis; a baseline has none.
     """
     term = parse_spec(spec)[0]
     if term.name not in BASELINES:
@@ -37,6 +38,7 @@ def build_mixer(
             spec,
             causal=causal,
             window=window,
+            equal_qk_init=equal_qk_init,
             rotary=rotary,
             dropout=dropout,
         )

@@ -161,6 +161,7 @@ class DotProduct(Synthesis):
     depends_on_pairs = True
     any_length = None
     rotary: Rotary | None = None
+    starts_equal: bool = False
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -168,6 +169,21 @@ class DotProduct(Synthesis):
         self.wk = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
         self.d_keys = size.d_head
         self.reset_parameters()
+
+    def start_equal(self) -> None:
+        """Start with Wk = Wq, now and at any later initialization.
+
+        Logits then start largest between equal tokens: the query-key part of mimetic
+        initialization (Trockman and Kolter 2023), with one draw for both.
+        """
+        self.starts_equal = True
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.starts_equal:
+            with torch.no_grad():
+                self.wk.copy_(self.wq)
 
     def keys(self, x: Tensor) -> Tensor:
         return project_heads(x, self.wk)

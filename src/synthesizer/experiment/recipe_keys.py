@@ -139,6 +139,7 @@ class Model(Part):
     attention_dropout: Share = _SIZE.attention_dropout
     pooling: sizes.Pooling = _SIZE.pooling
     window: Positive | None = _SIZE.window  # tokens that self-attention sees to either side
+    equal_qk_init: bool = _SIZE.equal_qk_init  # dot products start with Wk = Wq
     universal: bool = _SIZE.universal  # one layer's weights at every depth
     fixed_depth: bool = _SIZE.fixed_depth  # of universal: every token takes all steps
     halting_epsilon: Annotated[float, Field(gt=0, lt=1)] = _SIZE.halting_epsilon

@@ -57,6 +57,8 @@ class SynthesizerConfig(PreTrainedConfig):
     ponder_cost        how much a step costs in the loss, in training only
     window             how many tokens a query of self-attention sees on its left, itself included,
                        and, in an encoder, on its right; None for no window
+    equal_qk_init      the dot products of self-attention start with Wk = Wq: a token first attends
+                       to tokens like itself. The learned weights are free to part
     imports            set by the config itself: modules that register the user's own functions in
                        its specs. They are not imported on loading; an error then names them
     """
@@ -96,6 +98,7 @@ class SynthesizerConfig(PreTrainedConfig):
     halting_epsilon: float | int = DEFAULTS.halting_epsilon
     ponder_cost: float | int = DEFAULTS.ponder_cost
     window: int | None = DEFAULTS.window
+    equal_qk_init: bool = DEFAULTS.equal_qk_init
     imports: list[str] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = DEFAULTS.tie_word_embeddings
@@ -162,6 +165,7 @@ class SynthesizerConfig(PreTrainedConfig):
             max_len=max_len,
             causal=causal,
             window=self.window,
+            equal_qk_init=self.equal_qk_init,
             cross=cross,
             norm=self.norm,
             norm_position=self.norm_position,

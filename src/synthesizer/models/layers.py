@@ -40,6 +40,7 @@ class Shape:
     max_len: int
     causal: bool
     window: int | None = None
+    equal_qk_init: bool = False
     cross: bool = False
     norm: str = "layer"
     norm_position: str = "pre"
@@ -179,6 +180,7 @@ class Layer(GradientCheckpointingLayer):
                 Size(shape.d_model, shape.num_heads, shape.max_len),
                 causal=shape.causal,
                 window=shape.window,
+                equal_qk_init=shape.equal_qk_init,
                 rotary=parse_positions(shape.positions).rotary,
                 dropout=shape.attention_dropout,
             )
