@@ -25,6 +25,7 @@ SETTING = re.compile("@(?=[a-z_])")  # behind @ and a digit is a number of heads
 AGAIN = "dot, other seeds"  # the label of the A/A row
 OTHER_SEEDS = 1000  # the A/A row's seeds are those of the study plus this
 POSITIONS = "model.positions"
+DOTS_OWN = (f"{POSITIONS}=", "model.equal_qk_init=")  # what one dot may have that another lacks
 ADDED = ("relative", "rotary")  # what the opponent's positions are chosen from
 OWN = ("model.", "train.")  # sections whose keys a row may set for itself
 SHARED = ("model.kind", "train.start_from")
@@ -45,7 +46,7 @@ class Row:
     offered: bool = False  # not asked for by name: where it cannot be built it is left out
     left_out: str | None = None  # because
     sized: bool = False  # its width is settled, and it can be built
-    candidate: bool = False  # for the opponent: a dot product and nothing beside its positions
+    candidate: bool = False  # for the opponent: a dot product that sets DOTS_OWN at most
     first_seed: int = 0  # added to the study's seeds
     num_seeds: int | None = None  # how many of the study's seeds it has; None: all
     rung: tuple[str, ...] = ()  # those of its changes that its rung of a ladder made
@@ -79,14 +80,15 @@ def make_row(spec: str, settings: Sequence[str], recipe: Recipe, like: str | Non
     folder = spec_folder(recipe.model_copy(update={"synthesis": spec}))
     slugs = [text.removeprefix(_section(text)).replace(":", "_") for text in own]
     folder = check_folder_name("-".join([folder, *slugs]), "the row's settings")
-    only_positions = all(text.startswith(f"{POSITIONS}=") for text in own)
     return Row(
         label,
         spec,
         folder,
         like if spec != DOT else None,
         tuple(own),
-        candidate=spec == DOT and only_positions and recipe.decoder_synthesis in (None, DOT),
+        candidate=spec == DOT
+        and all(text.startswith(DOTS_OWN) for text in own)
+        and recipe.decoder_synthesis in (None, DOT),
     )
 
 
