@@ -31,10 +31,11 @@ class Claim:
 
 
 def row_of(summary: Summary, spec: str, dot: str = DOT) -> Row | None:
-    """The finished row of a spec: with the positions of this dot where there is one, else as is."""
-    label = spec + dot.removeprefix(DOT)
-    rows = [row for row in summary.study.rows if row.spec == spec and row.finished]
-    return next((row for row in rows if row.label == label), rows[0] if rows else None)
+    """The finished row of a spec: with as many of this dot's settings as there is a row with."""
+    rows = {row.label: row for row in summary.study.rows if row.spec == spec and row.finished}
+    own = dot.split(", ")[1:]
+    labels = [", ".join([spec, *own[:count]]) for count in range(len(own), -1, -1)]
+    return next((rows[label] for label in labels if label in rows), next(iter(rows.values()), None))
 
 
 def words_against(

@@ -19,17 +19,19 @@ CURVES = {  # validation after one, two and three thirds of the steps
     "random": (10.0, 20.0, 60.0),
     "dense": (40.0, 75.0, 60.0),
 }
+EQUAL = "equal_qk_init=true"
 
 
 def make_study(home, opponent, *, candidate=True):
     """Three seeds of four rows with curves; scores are near the last point of each."""
     rows = []
     for label, curve in CURVES.items():
-        spec, _, positions = label.partition(", ")
-        sets = [f"model.positions={positions}"] if positions else []
+        spec, *own = label.split(", ")
+        sets = [f"model.{text}" if "=" in text else f"model.positions={text}" for text in own]
+        folder = "-".join([spec, *own])
         runs = []
         for seed in (1, 2, 3):
-            runs.append(f"{spec}{positions}/seed{seed}")
+            runs.append(f"{folder}/seed{seed}")
             share = curve[-1] / 100 + seed / 1000
             path = make_run(home / runs[-1], spec, seed, share, sets=[*sets, "train.steps=300"])
             lines = [
@@ -96,6 +98,26 @@ def test_differences_are_against_the_recorded_opponent_and_its_gain_is_named(tmp
     assert f"on validation: sinusoidal 51.00, {RELATIVE} 88.00." in said
     assert f"with {RELATIVE} positions dot gains 40.00 token accuracy" in said
     assert "WEAK" not in said
+
+
+def test_what_else_the_opponent_sets_is_named_beside_its_positions(tmp_path, record, monkeypatch):
+    """Two dot products of the same positions were listed as one."""
+    label = f"dot, {RELATIVE}, {EQUAL}"
+    monkeypatch.setitem(CURVES, label, (60.0, 90.0, 95.0))
+    tried = [
+        {**trial, "row": row, "positions": row.split(", ")[1], "changes": [], "validation": value}
+        for row, trial, value in (
+            (f"dot, {RELATIVE}", record["trials"][1], 88.0),
+            (label, record["trials"][1], 93.0),
+        )
+    ]
+    trials = [record["trials"][0], *tried]
+    summary = make_study(tmp_path, {**record, "label": label, "trials": trials})
+    assert summary.opponent.label == label
+    said = "\n".join(notes(summary))
+    assert "Its settings were searched" in said
+    assert f"sinusoidal 51.00, {RELATIVE} 88.00, {RELATIVE}, {EQUAL} 93.00." in said
+    assert f"with {RELATIVE} positions and {EQUAL} dot gains 45.00 token accuracy" in said
 
 
 def test_without_a_recorded_opponent_the_best_candidate_on_validation_is_taken(tmp_path, record):

@@ -62,10 +62,11 @@ def test_grammar_ende_needs_self_attention_of_any_kind():
 
 def test_pairs_of_sentences_need_dot_product():
     (summary,) = summarize_all([RESULTS / "pairs"])
-    assert summary.opponent.label == "dot, sinusoidal+relative"
+    assert summary.opponent.label == "dot, sinusoidal+relative, equal_qk_init=true"
     assert summary.answer.startswith("Yes: on paraphrases all 4 rows without dot product are worse")
     lines = {line.row.label: line for line in summary.lines}
     assert lines["random"].mean < lines["dot"].mean < lines["random+dot"].mean
+    assert lines["dot, sinusoidal+relative"].comparison.word == "worse"  # drawn apart
 
 
 def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monkeypatch):

@@ -193,6 +193,9 @@ def test_a_row_has_settings_of_its_own(asked):
     assert recipes[1].model.d_ff == 40
     assert draw_up(asked).rows[0].candidate
     assert not draw_up(asked).rows[1].candidate
+    asked = replace(asked, syntheses=("dot@model.positions=rotary@model.equal_qk_init=true",))
+    row = draw_up(asked).rows[0]
+    assert (row.label, row.candidate) == ("dot, rotary, equal_qk_init=true", True)
 
 
 @pytest.mark.parametrize(

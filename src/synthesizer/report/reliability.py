@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from synthesizer.report.costs import machines
+from synthesizer.report.load import Row
 from synthesizer.report.opponent import DOT, opponent_record
 from synthesizer.report.search import search_sentence
 from synthesizer.report.summary import Line, Summary
@@ -280,8 +281,7 @@ def _opponent(summary: Summary) -> Iterator[str]:
     row, chosen = summary.opponent, opponent_record(summary.study)
     if row is None:
         return
-    model = row.runs[0].recipe.get("model", {}) if row.runs else {}
-    positions = model.get("positions", DEFAULTS.positions)
+    positions = _positions(row)
     others = {
         str(run.recipe.get("model", {}).get("positions", DEFAULTS.positions))
         for line in summary.lines
@@ -310,32 +310,48 @@ def _opponent(summary: Summary) -> Iterator[str]:
         listed = ", ".join(f"{kind} {one.mean:.{summary.digits}f}" for kind, one in found.items())
         twice = any(len(one.scores) > 1 for one in found.values())
         seeds = "two seeds of its own (the mean decides)" if twice else "a seed of its own"
-        yield f"Its positions were searched with {seeds}, on validation: {listed}."
+        what = "Its settings" if any(", " in kind for kind in found) else "Its positions"
+        yield f"{what} were searched with {seeds}, on validation: {listed}."
     yield from _gain(summary, chosen.get("configured"))
 
 
 def _best_each(summary: Summary, trials: list[dict[str, Any]]) -> dict[str, Tried]:
-    """The best setting of each kind of positions."""
+    """The best trial of each kind of positions, with what else a dot product sets for itself."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
         own = [t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")]
         told = {"higher_is_better": summary.higher_is_better, **trial}
-        kinds.setdefault(own[0] if own else trial["positions"], []).append(told)
+        kind = own[0] if own else trial["positions"]
+        kinds.setdefault(", ".join([kind, *_beside(trial.get("row", DOT), kind)]), []).append(told)
     found = {kind: best_of(each) for kind, each in kinds.items()}
     return {kind: best for kind, best in found.items() if best is not None}
 
 
+def _positions(row: Row) -> str:
+    model = row.runs[0].recipe.get("model", {}) if row.runs else {}
+    return str(model.get("positions", DEFAULTS.positions))
+
+
+def _beside(label: str, positions: str) -> list[str]:
+    """What the label of a dot product names beside its positions."""
+    return [text for text in label.split(", ")[1:] if text != positions]
+
+
 def _gain(summary: Summary, configured: str | None) -> Iterator[str]:
-    """What the opponent's positions gain over dot as it was configured."""
+    """What the opponent's settings gain over dot as it was configured."""
     means = {line.row.label: line.mean for line in summary.lines}
-    opponent = summary.opponent.label if summary.opponent else None
-    before, after = means.get(configured or DOT), means.get(opponent or "")
-    if before is None or after is None or opponent == (configured or DOT):
+    row = summary.opponent
+    if row is None or row.label == (configured or DOT):
         return
+    before, after = means.get(configured or DOT), means.get(row.label)
+    if before is None or after is None:
+        return
+    positions = _positions(row)
+    named = " and ".join([f"{positions} positions", *_beside(row.label, positions)])
     gain = (after - before) * (1 if summary.higher_is_better else -1)
     word = "gains" if gain > 0 else "loses"
     yield (
-        f"Assay sensitivity: with {opponent.removeprefix('dot, ') if opponent else ''} positions "
+        f"Assay sensitivity: with {named} "
         f"dot {word} {abs(gain):.{summary.digits}f} {summary.metric_name} over dot as configured; "
         "a table's lead over the latter may be no more than that."
     )
