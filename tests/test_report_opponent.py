@@ -9,6 +9,7 @@ from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.report.search import search_table, trial_table
 from synthesizer.report.sections import notes
+from synthesizer.report.style import LONGEST, shortened
 from synthesizer.report.write import summarize_all, write_report
 from test_report import make_run
 
@@ -207,3 +208,11 @@ def test_both_seeds_of_a_search_are_shown_and_the_rule_that_chose_is_named(tmp_p
     (tmp_path / "study.json").write_text(json.dumps({**stored, "tune": 2}))
     (older,) = summarize_all([tmp_path])
     assert "One seed chose, which is not reported" in "\n".join(notes(older))
+
+
+def test_a_long_name_in_a_plot_keeps_the_end_that_tells_it_from_others():
+    names = ["dot", f"dot, {RELATIVE}", f"dot, {RELATIVE}, {EQUAL}", f"random, {RELATIVE}"]
+    short = [shortened(name) for name in names]
+    assert short[0] == "dot"
+    assert len(set(short)) == len(names)
+    assert {len(text) for text in short[1:]} == {LONGEST}

@@ -40,7 +40,10 @@ def forest(summary: Summary) -> str:
     lines = [line for line in summary.drawn if line.comparison]
     if not lines:
         return ""
-    with drawing(0.9 + 0.29 * len(lines)) as (figure, axes):
+    names = [fill(literal(line.row.label), 26) for line in lines]
+    rooms = [1 + 0.85 * max(0, name.count("\n") - 1) for name in names]  # two lines fit into one
+    places = [sum(rooms[:place]) + (room - 1) / 2 for place, room in enumerate(rooms)]
+    with drawing(0.9 + 0.29 * sum(rooms)) as (figure, axes):
         axes.grid(visible=False, axis="y")
         compared = [line.comparison for line in lines if line.comparison]
         margin = compared[0].margin
@@ -53,7 +56,7 @@ def forest(summary: Summary) -> str:
         axes.axvspan(worst, 0, color=SHADE, linewidth=0, zorder=0)
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.axvline(worst, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-        for place, c in enumerate(compared):
+        for place, c in zip(places, compared, strict=True):
             colour = _VERDICTS.get(c.word, MUTED)
             low, high = max(c.low, -reach), min(c.high, reach)
             dashes = "-" if c.covers_seeds else (0, (2, 2))
@@ -63,11 +66,11 @@ def forest(summary: Summary) -> str:
                 c.difference, place, "o", color=colour, markerfacecolor=inside, markersize=6,
                 markeredgewidth=1.5,
             )  # fmt: skip
-        axes.set_yticks(range(len(lines)), [fill(literal(line.row.label), 26) for line in lines])
-        axes.set_ylim(len(lines) - 0.4, -0.6)
+        axes.set_yticks(places, names)
+        axes.set_ylim(sum(rooms) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         words = axes.secondary_yaxis("right")
-        words.set_yticks(range(len(lines)), [c.word for c in compared])
+        words.set_yticks(places, [c.word for c in compared])
         words.tick_params(axis="y", length=0)
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""

@@ -152,10 +152,17 @@ def list_at_right(
         _write(axes, 1.07, height, name, look["color"])
 
 
+def shortened(name: str) -> str:
+    """A name of at most LONGEST letters: its beginning and its end, where rows often differ."""
+    if len(name) <= LONGEST:
+        return name
+    end = (LONGEST - 1) // 2
+    return f"{name[: LONGEST - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[-end:]}"
+
+
 def _write(axes: Axes, x: float, y: float, name: str, colour: str) -> None:
-    short = name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
     how: dict[str, Any] = {"color": colour, "fontsize": 9, "va": "center"}
-    axes.text(x, y, literal(short), transform=axes.transAxes, **how)
+    axes.text(x, y, literal(shortened(name)), transform=axes.transAxes, **how)
 
 
 def _spread(heights: Sequence[float], gap: float = 0.075) -> list[float]:
