@@ -1,6 +1,7 @@
 """Comparisons beyond one recipe: pretraining first, a varied key, rows against other rows."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pyarrow as pa
@@ -78,6 +79,22 @@ def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(transfer
     capsys.readouterr()
     conducted(transfer)
     assert capsys.readouterr().out.count("2 of 2 runs finished already") == 2
+
+
+def test_a_pretrained_record_without_weights_goes_on_by_another_commit(transfer, capsys):
+    """It trained the new row, then ended in an error when it was to run an old one again."""
+    plan = conducted(replace(transfer, syntheses=("dot",)))
+    old = Run(plan.path(plan.rows[0], 1, pretraining=True))
+    shutil.rmtree(old.model)
+    for run in (old, Run(plan.path(plan.rows[0], 1))):
+        result = {**run.result(), "commit": "first"}
+        (run.path / "result.json").write_text(json.dumps(result))
+    conducted(transfer)
+    said = capsys.readouterr().out
+    assert f"none is run again: {old.path} is kept without weights" in said
+    (study,) = read_studies([transfer.out])
+    assert all(row.finished for row in study.rows)
+    assert study.facts["rerun"] is None
 
 
 def test_of_two_pretrained_dot_products_the_better_on_validation_is_compared_with(transfer):

@@ -94,7 +94,10 @@ def repeat_one(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
     if old is None:
         return plan
     job, path = jobs[old], plan.out / RERUN / old.relative_to(plan.out)
-    label = plan.rows[job.row].label
+    label, start = plan.rows[job.row].label, job.recipe.train.start_from
+    if start and not Run(start).model.is_dir():
+        say(f"the runs come from two commits; none is run again: {start} is kept without weights")
+        return plan
     say(f"the runs come from two commits: {label}, {job.name}, is run again")
     perform(plan, [replace(job, path=path)], pool, say, plain)
     if not Run(path).is_finished:
