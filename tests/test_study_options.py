@@ -20,8 +20,10 @@ from synthesizer.report.write import write_report
 from synthesizer.study.asked import Asked
 from synthesizer.study.compare import list_commands
 from synthesizer.study.plan import draw_up
+from test_rerun import commit
 from test_study import conducted, here, planned
 
+__all__ = ["commit"]  # a fixture
 SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")
 SHORT = ("train.steps=2", "train.batch_tokens=200", "evaluate.every=2", "evaluate.limit=4")
 
@@ -81,14 +83,13 @@ def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(transfer
     assert capsys.readouterr().out.count("2 of 2 runs finished already") == 2
 
 
-def test_a_pretrained_record_without_weights_goes_on_by_another_commit(transfer, capsys):
+def test_a_pretrained_record_without_weights_goes_on_by_another_commit(transfer, commit, capsys):
     """It trained the new row, then ended in an error when it was to run an old one again."""
+    commit("first")
     plan = conducted(replace(transfer, syntheses=("dot",)))
     old = Run(plan.path(plan.rows[0], 1, pretraining=True))
     shutil.rmtree(old.model)
-    for run in (old, Run(plan.path(plan.rows[0], 1))):
-        result = {**run.result(), "commit": "first"}
-        (run.path / "result.json").write_text(json.dumps(result))
+    commit("second")
     conducted(transfer)
     said = capsys.readouterr().out
     assert f"none is run again: {old.path} is kept without weights" in said
