@@ -359,7 +359,7 @@ def gap_plot(ladder: Ladder, laws: Laws, place: int, trend: Trend) -> str:
         axes.plot(trend.grid, trend.gap[0], color=BLUE, linewidth=1.6)
         axes.plot(compute, means - laws.loss(0, compute), "o", color=BLUE, markersize=5)
         _mark_compute(axes)
-        axes.set_ylabel(literal(f"gap, {ladder.unit}"))
+        axes.set_ylabel(f"gap of {literal(ladder.fitted[place])}\n{literal(ladder.unit)}")
         return to_svg(figure, f"Gap of {ladder.fitted[place]} to {ladder.opponent} by compute")
 
 
