@@ -122,7 +122,8 @@ class SyntheticAttention(TokenMixer):
             if rotary is not None:
                 dot.rotary = Rotary(rotary, self.size.d_head)
             if equal_qk_init:
-                dot.start_equal()
+                dot.starts_equal = True
+                dot.reset_parameters()
         self.turns = bool(dots) and rotary is not None
         self.any_length = self.synthesis.any_length
         self.unbiased = unbiased_heads(self.synthesis, num_heads)

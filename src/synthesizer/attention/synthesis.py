@@ -170,20 +170,10 @@ class DotProduct(Synthesis):
         self.d_keys = size.d_head
         self.reset_parameters()
 
-    def start_equal(self) -> None:
-        """Start with Wk = Wq, now and at any later initialization.
-
-        Logits then start largest between equal tokens: the query-key part of mimetic
-        initialization (Trockman and Kolter 2023), with one draw for both.
-        """
-        self.starts_equal = True
-        self.reset_parameters()
-
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.starts_equal:
-            with torch.no_grad():
-                self.wk.copy_(self.wq)
+        if self.starts_equal:  # logits are then largest between equal tokens
+            self.wk.data.copy_(self.wq.data)
 
     def keys(self, x: Tensor) -> Tensor:
         return project_heads(x, self.wk)
