@@ -99,6 +99,21 @@ def test_claims_are_judged_by_the_papers_dot_and_by_the_best_one(found):
     assert heads[3:] == [claims.NOT_RUN, "", ""]
 
 
+def test_a_claim_takes_the_row_with_most_of_the_best_dots_settings(found):
+    """Tables have its positions, and no start of queries and keys to share."""
+    pairs = found["pairs"]
+    best = pairs.opponent.label
+    assert best == "dot, sinusoidal+relative, equal_qk_init=true"
+    labels = [claims.row_of(pairs, spec, best).label for spec in ("random+dot", "random", "dense")]
+    assert labels == [
+        "random+dot" + best.removeprefix("dot"),
+        "random, sinusoidal+relative",
+        "dense",
+    ]
+    assert claims.row_of(pairs, "random").label == "random"
+    assert claims.row_of(pairs, "linformer", best) is None
+
+
 def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not():
     rng, size = np.random.default_rng(0), 40
     offsets = np.arange(size)[None] - np.arange(size)[:, None]

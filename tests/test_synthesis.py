@@ -411,7 +411,7 @@ def test_groups_that_cannot_be_are_refused(spec, text):
 
 @pytest.mark.parametrize("spec", ["dot", "random+dot", "random@1|dot@2", "dense"])
 def test_a_dot_product_may_start_with_equal_queries_and_keys(spec):
-    """Then a token's logit with its own copy is the largest, whatever the draw."""
+    """Then a token's logit with itself and with its copies is the squared norm of its query."""
     layer = SyntheticAttention(D, H, N, spec, equal_qk_init=True)
     dots = [part for part in layer.modules() if isinstance(part, DotProduct)]
     assert bool(dots) == ("dot" in spec)

@@ -172,7 +172,7 @@ class DotProduct(Synthesis):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.starts_equal:  # logits are then largest between equal tokens
+        if self.starts_equal:  # the logit of a token with its copies is then |q|^2
             self.wk.data.copy_(self.wq.data)
 
     def keys(self, x: Tensor) -> Tensor:
