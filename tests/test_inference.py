@@ -145,14 +145,6 @@ def test_text_is_counted_in_the_columns_that_are_trained_on(tmp_path):
     assert found.reasons[2].startswith(f"text: {size / 1000:.1f} thousand bytes, as bpe tokens")
 
 
-def test_text_of_a_file_too_long_to_count_is_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.study.guess.READ", 50)
-    path = reviews(tmp_path / "reviews.csv")
-    found, _ = guess(path)
-    size = f"{path.stat().st_size / 1000:.1f} thousand bytes (the file's size)"
-    assert found.reasons[2].startswith(f"text: {size}, as bpe tokens")
-
-
 def test_a_table_without_text_is_refused(tmp_path):
     path = write_csv(tmp_path / "numbers.csv", [("a", "b"), *((n, n * n) for n in range(20))])
     with pytest.raises(UserError, match=r"has the columns a, b and none of text; expected text"):
@@ -187,11 +179,58 @@ def test_labels_may_be_two_or_two_hundred(tmp_path, number):
     )
 
 
+@pytest.mark.parametrize("name", ["label", "kind of thing"])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["good", "bad"] * 4_000,
+        [f"class {n % 7}" for n in range(14_000)],
+        ["a"] * 51_000 + ["b"] * 9_000,
+    ],
+    ids=["two in turn", "seven in turn", "sorted"],
+)
+def test_the_order_of_a_file_does_not_change_what_is_guessed(tmp_path, labels, name):
+    shuffled = random.Random(6).sample(labels, len(labels))
+    one, other = (
+        guess(write_labelled(tmp_path / f"{place}.csv", order, name))[0].reasons[0]
+        for place, order in enumerate((labels, shuffled))
+    )
+    assert one == other
+    assert one == f"task: classification ('{name}' has {len(set(labels))} different values)"
+
+
+def test_the_first_row_need_not_have_every_column(tmp_path):
+    path, rng = tmp_path / "rows.jsonl", random.Random(9)
+    rows = [{"text": sentence(rng), "mood": rng.choice("ab")} for _ in range(60)]
+    rows[0] = {"text": "nobody said", "source": "a guest"}
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert guess(path)[0].reasons[0] == "task: classification ('mood' has 3 different values)"
+
+
+def test_columns_of_a_recipe_are_told_from_the_whole_of_a_sorted_file(tmp_path):
+    """Its first rows are of one kind, and from one shop."""
+    rng = random.Random(10)
+    rows = [(sentence(rng), f"shop {n // 1500}", "xy"[n >= 2000]) for n in range(4000)]
+    path = write_csv(tmp_path / "train.csv", [("opinion", "shop", "kind"), *rows])
+    recipe = load_recipe("classification", overrides=[f"data.train={path}"])
+    assert build_task(recipe).report["columns"] == {"text": "opinion", "label": "kind"}
+
+
+def test_conversations_are_told_behind_a_damaged_first_row(tmp_path):
+    path, rng = tmp_path / "talk.jsonl", random.Random(11)
+    rows = [{"dialog": [sentence(rng) for _ in range(4)]} for _ in range(30)]
+    path.write_text("\n".join(["{damaged", *map(json.dumps, rows)]))
+    names = [f"data.train={path}", "data.skip_bad=true"]
+    report = build_task(load_recipe("dialogue", overrides=names)).report
+    assert report["columns"] == {"dialog": "dialog"}
+    assert report["bad_rows"] == {"train": {"not valid JSON": 1}}
+
+
 @pytest.mark.parametrize(
     ("labels", "name", "words"),
     [
-        (["good"] * 30, "label", "'good' in every row; a classifier needs two classes or more, or"),
-        (["good"], "label", "'good' in every row; a classifier needs two classes or more, or"),
+        (["good"] * 30, "label", "'good' in every row looked at; a classifier needs two"),
+        (["good"], "label", "'good' in every row looked at; a classifier needs two"),
         ([n / 7 for n in range(30)], "score", "30 different values in 30 rows; a classifier needs"),
         ([f"id{n}" for n in range(30)], "category", "30 different values in 30 rows; a classifier"),
     ],

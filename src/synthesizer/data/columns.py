@@ -2,8 +2,9 @@
 
 import hashlib
 import itertools
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -91,6 +92,12 @@ def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def names_in(sample: Sequence[Mapping[str, Any]], share: float = 0.0) -> list[str]:
+    """The columns that more than a share of the rows have, in the order they are met."""
+    counts = Counter(itertools.chain.from_iterable(sample))
+    return [name for name, count in counts.items() if count > share * len(sample)]
+
+
 def is_known(name: str, *roles: str) -> bool:
     """Whether a column, or the end of a dotted one, has a name by which a role is known."""
     return any(name.rpartition(".")[2].lower() in NAMES[role] for role in roles)
@@ -173,6 +180,20 @@ def label_number(label: str, labels: tuple[str, ...], column: str) -> int:
     raise BadRow(f"unknown label '{label}' in column '{column}'; known are {', '.join(labels)}")
 
 
+def draw(rows: Iterable[Row], size: int) -> tuple[list[Row], int]:
+    """Up to `size` rows from all over, in their order, and how many there are in all.
+
+    The draw has a fixed seed: the first rows of a sorted file, and every so-manieth of one whose
+    labels come in turn, are all alike.
+    """
+    rng, chosen, number = random.Random(0), dict[int, tuple[int, Row]](), 0
+    for number, row in enumerate(rows, start=1):
+        place = number - 1 if number <= size else rng.randrange(number)
+        if place < size:
+            chosen[place] = number, row
+    return [row for _, row in sorted(chosen.values(), key=lambda pair: pair[0])], number
+
+
 def infer_columns(
     rows: Iterable[Row], roles: tuple[str, ...], given: Mapping[str, str]
 ) -> dict[str, str]:
@@ -182,10 +203,10 @@ def infer_columns(
         raise UserError(
             f"data.columns names the role '{unknown[0]}'; this task has {', '.join(roles)}"
         )
-    sample = [flat_fields(row.fields) for row in itertools.islice(rows, SAMPLE) if not row.fault]
+    sample = [flat_fields(row.fields) for row in rows if not row.fault]
     if not sample:
         raise UserError("the train split has no readable row; check data.train")
-    names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+    names = names_in(sample)
     chosen = dict(given)
     for role, column in given.items():
         if not _has(names, column):

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer.data.batch import Ragged
-from synthesizer.data.columns import SAMPLE, Faults, cut_splits, hash_text, infer_columns, read_rows
+from synthesizer.data.columns import (
+    SAMPLE,
+    Faults,
+    cut_splits,
+    draw,
+    hash_text,
+    infer_columns,
+    read_rows,
+)
 from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch
 from synthesizer.data.encoder import Encoder
 from synthesizer.data.files import Row
@@ -46,7 +54,9 @@ class Examples:
     ) -> None:
         self._data, self._source, self._read = data, source, read
         rows = source.splits["train"]()
-        sample = list(islice(rows, SAMPLE))
+        whole = data.train and not data.streaming  # a user's file may be sorted
+        sample, _ = draw(rows if whole else islice(rows, SAMPLE), SAMPLE)
+        rows = source.splits["train"]()
         named = roles(sample) if callable(roles) else roles
         self.columns = infer_columns(sample, named, data.columns)
         self.report: dict[str, Any] = {"origin": source.origin, "columns": self.columns}
@@ -54,13 +64,13 @@ class Examples:
         self._tables: dict[str, Table] = {}
         missing = [split for split in SPLITS if split not in source.splits]
         if not missing:
-            self._tables["train"] = Table.of(self._examples("train", chain(sample, rows)))
+            self._tables["train"] = Table.of(self._examples("train", rows))
             return
         hashes = bytearray()
-        whole = Table.of(self._examples("train", chain(sample, rows), hashes))
+        table = Table.of(self._examples("train", rows, hashes))
         homes = cut_splits(hashes, missing, data.holdout)
         self._tables = {
-            split: whole.take(homes == number) for number, split in enumerate(("train", *missing))
+            split: table.take(homes == number) for number, split in enumerate(("train", *missing))
         }
         by = {"splits": missing, "share": data.holdout, "by": "hash of the input"}
         self.report["cut_from_train"] = by

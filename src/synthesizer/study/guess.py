@@ -7,23 +7,22 @@ import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from synthesizer.data.columns import flat_fields, infer_columns, is_known
+from synthesizer.data.columns import draw, flat_fields, infer_columns, is_known, names_in
 from synthesizer.data.files import Row
 from synthesizer.data.sources import SPLITS, Source, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import recipe_names
 from synthesizer.experiment.recipe_keys import TASKS, Data
-from synthesizer.study.guess_sizes import Amount, Scale, infer_sizes, say_sizes, scale_of
+from synthesizer.study.guess_sizes import Scale, infer_sizes, say_sizes, scale_of
 
 WORDS = 4  # a vocabulary of words is this many times one of pieces
 DROPOUT = (0.3, 0.5)  # tried beside the recipe's own
 HELD_OUT, MOST_HELD_OUT = 500, 0.1  # rows of a split cut from train, if no larger a share of it
 LABEL_LENGTH = 40  # characters of a label, at most
-READ, SAMPLE = 50_000, 2_000  # rows from the beginning, and how many of them are examined
+SAMPLE = 4_000  # rows that are examined
 COLUMN = "data.columns."
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
@@ -70,7 +69,7 @@ def infer_recipe(
     source = open_source(
         Data.model_validate({split: str(file) for split, file in splits.items()}), None
     )
-    sample, num_rows, is_all = _sample(path, source)
+    sample, num_rows = _sample(path, source)
     given = given or {}
     named = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
     columns = _Columns.of(sample, named)
@@ -82,9 +81,9 @@ def infer_recipe(
         known = ", ".join(name for name, info in TASKS.items() if info.from_file)
         raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
     roles = columns.roles(task)
-    amount = Amount(columns.mean_bytes(roles) * num_rows if is_all else _bytes(path), is_all)
+    num_bytes = columns.mean_bytes(roles) * num_rows
     lengths = columns.lengths(roles)
-    sizes = infer_sizes(task, amount, lengths, given)
+    sizes = infer_sizes(task, num_bytes, lengths, given)
     values: dict[str, Any] = {
         "name": path.stem if len(splits) == 1 else path.absolute().parent.name
     }
@@ -99,17 +98,17 @@ def infer_recipe(
             f"task: {task} ({reason})",
             *_say_columns(task, columns, roles),
             *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
-            *say_sizes(task, sizes, amount, lengths, given),
+            *say_sizes(task, sizes, num_bytes, lengths, given),
             *([] if share is None else [f"held out: {share:.0%} of the rows for each split cut"]),
         ),
         source,
-        _choices(task, scale_of(amount)),
+        _choices(task, scale_of(num_bytes)),
     )
 
 
 def _say_columns(task: str, columns: "_Columns", roles: dict[str, str]) -> list[str]:
     named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
-    unused = [name for name in columns.sample[0].fields if name not in roles.values()]
+    unused = [name for name in columns.names if name not in roles.values()]
     if named and unused:
         named += f"; not used: {', '.join(unused)}"
         if task == "classification" and set(unused) & set(columns.texts):
@@ -131,22 +130,12 @@ def _holdout(num_rows: int) -> float | None:
     return share if share > Data().holdout else None
 
 
-def _sample(path: Path, source: Source) -> tuple[list[Row], int, bool]:
-    """Rows from all over the beginning, as files are often sorted by label; of how many; of all?"""
-    read = list(islice(source.splits["train"](), READ))
-    rows = [row for row in read if not row.fault]
-    if not rows:
+def _sample(path: Path, source: Source) -> tuple[list[Row], int]:
+    """Rows drawn from the whole file, as its labels may be sorted or come in turn; of how many."""
+    sample, num_rows = draw((row for row in source.splits["train"]() if not row.fault), SAMPLE)
+    if not sample:
         raise UserError(f"{path} has no readable row; expected text, or rows with columns")
-    some = rows[:: max(1, len(rows) // SAMPLE)]
-    sample = [row._replace(fields=flat_fields(row.fields)) for row in some]
-    return sample, len(rows), len(read) < READ
-
-
-def _bytes(path: Path) -> float:
-    """About how much text there is, from the size on disk; parquet is packed."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    return size * (2.0 if path.suffix == ".parquet" else 1.0)
+    return [row._replace(fields=flat_fields(row.fields)) for row in sample], num_rows
 
 
 def _splits(path: Path) -> dict[str, Path]:
@@ -166,17 +155,18 @@ class _Columns:
     """What the columns of a sample hold."""
 
     sample: list[Row]
+    names: list[str]  # of those that most rows have
     labels: list[str]  # few, short values that come again and again; the fewest first
     texts: list[str]  # with words in them, in the order of the file
     given: Mapping[str, str]  # by role, as the user says
 
     @classmethod
     def of(cls, sample: list[Row], given: Mapping[str, str]) -> "_Columns":
-        names = list(sample[0].fields)
+        names = names_in([row.fields for row in sample], share=0.5)
         distinct = {name: len(set(_values(sample, name))) for name in names}
         labels = [name for name in names if _is_label(_values(sample, name))]
         texts = [name for name in names if name not in labels and _is_text(sample, name)]
-        return cls(sample, sorted(labels, key=lambda name: distinct[name]), texts, given)
+        return cls(sample, names, sorted(labels, key=lambda name: distinct[name]), texts, given)
 
     def roles(self, task: str) -> dict[str, str]:
         """The column of each role of a task: by a known name, then by what looks like it."""
@@ -194,11 +184,10 @@ class _Columns:
                 for name in self.texts
                 if not is_known(name, "source", "target") and name not in taken
             ]
-            names = list(self.sample[0].fields)
             missing = [
                 role
                 for role in ("source", "target")
-                if role not in given and not any(is_known(name, role) for name in names)
+                if role not in given and not any(is_known(name, role) for name in self.names)
             ]
             given |= dict(zip(missing, free, strict=False))
             return infer_columns(self.sample, ("source", "target"), given)
@@ -228,7 +217,7 @@ class _Columns:
     def _texts(self, roles: dict[str, str]) -> list[tuple[str, ...]]:
         """Of each row, what is trained on."""
         names = [name for role, name in roles.items() if role != "label"]
-        columns = [_values(self.sample, name) for name in names or self.sample[0].fields]
+        columns = [_values(self.sample, name) for name in names or self.names]
         return list(zip(*columns, strict=True))
 
 
@@ -261,19 +250,19 @@ def _is_text(sample: list[Row], name: str) -> bool:
 
 
 def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
-    first, texts = columns.sample[0].fields, columns.texts
-    dialog = [name for name in first if is_known(name, "dialog")]
-    if dialog and isinstance(first[dialog[0]], list):
+    names, texts = columns.names, columns.texts
+    dialog = [name for name in names if is_known(name, "dialog")]
+    if dialog and any(isinstance(row.fields.get(dialog[0]), list) for row in columns.sample):
         return "dialogue", f"'{dialog[0]}' holds lists of turns"
     _refuse_lists_of_labels(path, columns)
-    if not texts and any(_is_text(columns.sample, name) for name in first):
+    if not texts and any(_is_text(columns.sample, name) for name in names):
         raise UserError(
             f"{path} has too few rows ({len(columns.sample)}) to tell text from labels; expected "
             "hundreds, of which some are held out: give more rows"
         )
     if not texts:
         raise UserError(
-            f"{path} has the columns {', '.join(first)} and none of text; "
+            f"{path} has the columns {', '.join(names)} and none of text; "
             "expected text and label, source and target, or text"
         )
     if columns.given:
@@ -284,7 +273,7 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     if len(texts) == 1:
         _refuse_unfit_labels(path, columns)
         return "language_modeling", f"'{texts[0]}' is text and nothing else is"
-    named = [any(is_known(name, role) for name in first) for role in ("source", "target")]
+    named = [any(is_known(name, role) for name in names) for role in ("source", "target")]
     if len(texts) > 2 and not all(named):
         raise UserError(
             f"{path} has {len(texts)} columns of text ({', '.join(texts)}); say which to use: "
@@ -319,13 +308,13 @@ def _task_of_columns(columns: _Columns) -> tuple[str, str]:
 
 def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
     """A column that reads like a label and cannot be one is not left out in silence."""
-    for name in columns.sample[0].fields:
+    for name in columns.names:
         values = _values(columns.sample, name)
         if name in columns.texts or not (is_known(name, "label") or _is_measured(values)):
             continue
         found = len(set(values))
         cause = (
-            f"'{values[0]}' in every row; a classifier needs two classes or more"
+            f"'{values[0]}' in every row looked at; a classifier needs two classes or more"
             if found == 1
             else f"{found:,} different values in {len(values):,} rows; a classifier needs classes "
             "that come again, so round or group them"

@@ -18,14 +18,6 @@ FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
 
 
 @dataclass(frozen=True)
-class Amount:
-    """How much text there is."""
-
-    bytes: float
-    is_counted: bool  # in the columns that are trained on; else the size of the file
-
-
-@dataclass(frozen=True)
 class Scale:
     """A model that suits so much text; characters per token are of its vocabulary."""
 
@@ -45,16 +37,16 @@ SCALES = (
 )
 
 
-def scale_of(amount: Amount) -> Scale:
+def scale_of(num_bytes: float) -> Scale:
     """The model that suits so much text."""
-    return next(scale for scale in SCALES if amount.bytes < scale.below)
+    return next(scale for scale in SCALES if num_bytes < scale.below)
 
 
 def infer_sizes(
-    task: str, amount: Amount, lengths: list[int], given: Mapping[str, str]
+    task: str, num_bytes: float, lengths: list[int], given: Mapping[str, str]
 ) -> dict[str, Any]:
     """Vocabulary, length, width and steps, by their keys."""
-    scale, mine = scale_of(amount), _numbers(given)
+    scale, mine = scale_of(num_bytes), _numbers(given)
     in_bytes = task == "language_modeling" and scale.d_model < 256
     kind = given.get("text.kind") or ("byte" if in_bytes else "bpe")
     characters = 1.0 if kind == "byte" else scale.characters
@@ -63,7 +55,7 @@ def infer_sizes(
     fits = window if task == "language_modeling" else round_up(longest / characters + 2)
     fits = mine.get("model.max_len", fits)
     batch = mine.get("train.batch_tokens", max(scale.batch_tokens, 4 * fits))
-    steps = _steps(EPOCHS.get(task, 10) * amount.bytes / characters / batch)
+    steps = _steps(EPOCHS.get(task, 10) * num_bytes / characters / batch)
     steps = mine.get("train.steps", steps)
     writes = TASKS[task].kind == "encoder_decoder"
     looks, patience = (FEW_LOOKS, LITTLE_PATIENCE) if writes else (LOOKS, PATIENCE)
@@ -87,7 +79,7 @@ def infer_sizes(
 def say_sizes(
     task: str,
     sizes: Mapping[str, Any],
-    amount: Amount,
+    num_bytes: float,
     lengths: list[int],
     given: Mapping[str, str],
 ) -> list[str]:
@@ -97,7 +89,7 @@ def say_sizes(
         return "as you set it" if key in given else reason
 
     in_bytes = sizes["text.kind"] == "byte"
-    characters = 1.0 if in_bytes else scale_of(amount).characters
+    characters = 1.0 if in_bytes else scale_of(num_bytes).characters
     cut = CUT.get(task, MOST_CUT)
     longest = _percentile(lengths, 1 - cut)
     fits, steps, batch = (
@@ -107,11 +99,10 @@ def say_sizes(
     if task != "language_modeling":
         length = f"{100 * (1 - cut):.0f} of 100 texts have up to {longest:,} characters"
         length += "; longer ones are cut" if fits < longest / characters else ""
-    times = steps * batch * characters / max(1.0, amount.bytes)
+    times = steps * batch * characters / max(1.0, num_bytes)
     whole = f"about {times:.{0 if times >= 10 else 1}f} times through the text"
-    size = f"{_readable(amount.bytes)} bytes" + ("" if amount.is_counted else " (the file's size)")
     return [
-        f"text: {size}, as {sizes['text.kind']} tokens"
+        f"text: {_readable(num_bytes)} bytes, as {sizes['text.kind']} tokens"
         + ("" if in_bytes else f" of a vocabulary of {sizes['text.vocab_size']:,}"),
         f"max_len: {fits} ({why('model.max_len', length)})",
         f"model: {sizes['model.num_layers']} layers of width {sizes['model.d_model']} "

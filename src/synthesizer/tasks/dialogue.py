@@ -59,9 +59,8 @@ def _commonest_reply(train: Iterable[Fields], sources: list[str]) -> list[str]:
 
 def _roles(given: Fields, sample: list[Row]) -> Fields:
     """Conversations where a column is named so or holds lists, else histories and replies."""
-    first = sample[0].fields if sample else {}
-    names = {name.lower() for name in first}
-    lists = [name for name, value in first.items() if isinstance(value, list)]
+    names = {name.lower() for row in sample for name in row.fields}
+    lists = any(isinstance(value, list) for row in sample for value in row.fields.values())
     if "dialog" in given or (lists and names & set(NAMES["dialog"])):
         persona = "persona" in given or names & set(NAMES["persona"])
         return ("dialog", "persona") if persona else ("dialog",)
