@@ -124,16 +124,19 @@ def _check(path: Path) -> None:
         raise UserError(f"cannot read {shown}: {why}; check the path") from None
 
 
-def _rows_at_once(path: Path, metadata: Any) -> int:  # noqa: ANN401  pyarrow's FileMetaData
+def _rows_at_once(path: Path, content: Any) -> int:  # noqa: ANN401  pyarrow's ParquetFile
     """How many rows of a parquet file are decoded together, once its own directory is believable.
 
     A dictionary stores a long text once and a row that repeats it in a few bits, which no size in
     the directory tells: so few rows at once where a column holds much, and far too much for its
     size on disk.
     """
+    metadata = content.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
     check_expansion(path, max(unpacked, 8 * metadata.num_rows * metadata.num_columns))
+    for number in range(len(groups)):  # raises on damage that column() would end the process on
+        next(content.iter_batches(1, row_groups=[number]), None)
     chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
     largest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
     packed = any(c.total_uncompressed_size > 20 * c.total_compressed_size for c in chunks)
@@ -142,20 +145,38 @@ def _rows_at_once(path: Path, metadata: Any) -> int:  # noqa: ANN401  pyarrow's 
 
 
 def _parquet(file: File) -> Iterator[Row]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, numbers = str(file.path), itertools.count(1)
+    name, number = str(file.path), 0
     try:
         with file.opened() as stream:
             content, total = pq.ParquetFile(stream), 0
-            for batch in content.iter_batches(_rows_at_once(file.path, content.metadata)):
+            for batch in content.iter_batches(_rows_at_once(file.path, content)):
                 total += batch.nbytes
                 check_expansion(file.path, total)
-                for fields in batch.to_pylist():
-                    yield Row(name, next(numbers), fields)
-    except pa.ArrowException as error:
-        raise UserError(f"{name} is not a readable parquet file: {error}; write it again") from None
+                for fields, fault in _records(batch):
+                    number += 1
+                    yield Row(name, number, fields, fault)
+    except UserError:
+        raise
+    except Exception as error:  # of damage pyarrow says OSError, UnicodeDecodeError, KeyError...
+        cause = printable(" ".join(str(error).split()))[:200] or type(error).__name__
+        place = f" behind row {number:,}" if number else ""
+        raise UserError(
+            f"{name} is not a readable parquet file{place}: {cause}; write it again"
+        ) from None
+
+
+def _records(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:  # noqa: ANN401  pyarrow's
+    """The fields of each row of a batch, and what is wrong with it."""
+    try:
+        yield from ((fields, None) for fields in batch.to_pylist())
+    except (ValueError, OverflowError) as error:  # not UTF-8, or a date that Python has not
+        if len(batch) == 1:
+            yield {}, f"a field cannot be read ({printable(str(error))[:100]})"
+            return
+        for place in range(len(batch)):
+            yield from _records(batch.slice(place, 1))
 
 
 def _jsonl(file: File) -> Iterator[Row]:
@@ -177,15 +198,19 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
     name, is_tsv = str(file.path), file.path.suffix == ".tsv"
     lines = file.lines()
-    head = list(itertools.islice(lines, 1))
+    head: list[str] = []
+    for line in lines:
+        head.append(line)
+        if line != "\n":  # csv passes over blank lines
+            break
     lines = itertools.chain(head, lines)
     reader = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         if is_tsv
-        else csv.reader(lines, delimiter=_delimiter("".join(head)))
+        else csv.reader(lines, delimiter=_delimiter("".join(head[-1:])))
     )
     try:
-        first = next(reader, None)
+        first = next((cells for cells in reader if cells), None)
         if first is None:
             raise UserError(f"{name} is empty; expected rows")
         rows: Iterable[list[str]] = reader
@@ -202,7 +227,9 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
                 fault = f"{len(cells)} fields where {width} are expected"
                 yield Row(name, reader.line_num, dict(zip(names, cells, strict=False)), fault)
     except csv.Error as error:
-        raise UserError(f"{name} is not a readable table ({error}); check its format") from None
+        raise UserError(
+            f"{name} is not a readable table (line {reader.line_num}: {error}); check its format"
+        ) from None
 
 
 def _delimiter(first: str) -> str:
