@@ -1,3 +1,4 @@
+import json
 import math
 import socket
 
@@ -35,16 +36,20 @@ def test_two_processes_take_the_steps_of_one(tmp_path, ranks):
 
 @pytest.fixture
 def ranks(forks, tmp_path):
-    """ranks(command, ...): processes of one training, in the variables that torchrun sets."""
+    """ranks(command, ...): processes of one training, in the variables that torchrun sets.
+
+    `data` may give each a folder of local copies.
+    """
     started = []
 
-    def start(*commands):
+    def start(*commands, data=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1"}
         for rank, words in enumerate(commands):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
+            own |= {"SYNTHESIZER_DATA": str(data[rank])} if data else {}
             command = ["train", *words, "--plain"]
             started.append(forks.start(*command, cwd=tmp_path, env={**shared, **own}))
         return started
@@ -52,6 +57,21 @@ def ranks(forks, tmp_path):
     yield start
     for process in started:
         process.kill()
+
+
+def test_processes_that_read_different_data_do_not_train(tmp_path, ranks):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        (folder / "set").mkdir(parents=True)
+        rows = [json.dumps({"text": f"a text of {number} and {row}"}) for row in range(60)]
+        (folder / "set" / "train.jsonl").write_text("\n".join(rows))
+    recipe = language_model(tmp_path, "data.train=[]", "data.local=set")
+    (tmp_path / "own.toml").write_text(dump(recipe))
+    command = [tmp_path / "own.toml", "--out", tmp_path / "run"]
+    for process in ranks(command, command, data=folders):
+        code, _, error = process.wait()
+        assert code == 2
+        assert "process 1 reads other data than process 0" in error.splitlines()[-1]
 
 
 def test_processes_with_different_recipes_do_not_train(tmp_path, ranks):

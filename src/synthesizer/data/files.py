@@ -64,13 +64,12 @@ class File:
             self._close()  # where another reader was done first
             self._idle = handle
 
-    def digest(self) -> bytes:
-        """The name and the SHA-256 of the content, of every file below a directory."""
+    def hashes(self) -> list[tuple[Path, bytes]]:
+        """The path and the SHA-256 of the content, of every file below a directory."""
         if self.path.is_dir():
-            return b"".join(File(path).digest() for path in files_below(self.path))
+            return [found for path in files_below(self.path) for found in File(path).hashes()]
         with self.opened() as stream:
-            name = self.path.name.encode()
-            return name + hashlib.file_digest(stream, "sha256").digest()
+            return [(self.path, hashlib.file_digest(stream, "sha256").digest())]
 
     def lines(self) -> Iterator[str]:
         """Lines up to each newline alone; bytes that are not UTF-8 arrive as lone surrogates."""

@@ -238,7 +238,10 @@ def prepare(
         nonlocal trained
         trained, entry = build(source, given)
         text = None if given else trained.backend_tokenizer.to_str()
-        entry.meta["report"]["unknown_tokens"] = _count_unknown(entry, trained.unk_token_id)
+        if not recipe.data.streaming:
+            source.check_unchanged()
+        report = {"unknown_tokens": _count_unknown(entry, trained.unk_token_id)}
+        entry.meta["report"] |= report | {"identity": source.identity}
         return Entry(entry.arrays, {**entry.meta, "tokenizer": text})
 
     entry = fetch(cache_folder(), cache_key(*words), encoded)

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import itertools
+import json
 import os
 import re
 import sys
@@ -34,16 +35,72 @@ class Source:
     ) -> None:
         self.origin, self.splits, self.streams = origin, splits, streams or {}
         self._files, self._version = files, version
+        self.has_files = bool(files)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What changes with the content."""
-        content = [file.digest() for file in self._files]
+        """What changes with the content, and may change where the content does not."""
+        content = [path.name.encode() + digest for path, digest in self._hashes]
         return hashlib.sha256(b"".join([self._version.encode(), *content])).hexdigest()
+
+    @cached_property
+    def identity(self) -> str:
+        """What is equal wherever the content is: the bytes of files, or else the rows.
+
+        Of a hub's stream, which nobody reads to its end, it is what the hub says of it.
+        """
+        if self.streams:
+            return self.fingerprint
+        digest = hashlib.sha256()
+        for path, content in self._hashes:
+            digest.update(path.suffix.encode() + content)
+        for split, read in () if self.has_files else self.splits.items():
+            digest.update(split.encode())
+            for row in read():
+                text = json.dumps(
+                    row.fields, sort_keys=True, default=lambda value: repr(type(value))
+                )
+                digest.update(text.encode() + b"\n")
+        return digest.hexdigest()
+
+    @cached_property
+    def _hashes(self) -> list[tuple[Path, bytes]]:
+        return self._hash_files()
+
+    def _hash_files(self) -> list[tuple[Path, bytes]]:
+        return [found for file in self._files for found in file.hashes()]
+
+    def check_unchanged(self) -> None:
+        """Refuse files that were written to since they were hashed: what was read may be mixed."""
+        if self._hash_files() != self._hashes:
+            raise UserError(
+                f"{self.origin} changed while being read; run the same command again once "
+                "nothing writes to them"
+            )
 
     def with_splits(self, splits: Mapping[str, Callable[[], Iterator[Row]]]) -> "Source":
         """The same content, read in another way."""
         return Source(self.origin, splits, files=self._files, version=self._version)
+
+
+class Mixture(Source):
+    """Several sources, each read by itself, as one."""
+
+    def __init__(self, parts: Mapping[str, Source]) -> None:
+        prints = (f"{name} {source.fingerprint}" for name, source in parts.items())
+        super().__init__("mixture", {}, version=" ".join(prints))
+        self._parts = parts
+
+    @cached_property
+    def identity(self) -> str:
+        """What changes with the identity of any part."""
+        parts = " ".join(f"{name} {source.identity}" for name, source in self._parts.items())
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Refuse a part that was written to since it was hashed."""
+        for source in self._parts.values():
+            source.check_unchanged()
 
 
 class RowStream:

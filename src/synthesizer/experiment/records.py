@@ -27,6 +27,12 @@ class _Record(BaseModel):
             raise ValueError(f"{place}: {first['msg']}") from None
 
 
+class Read(_Record):
+    """The data of a run."""
+
+    identity: str | None = None  # older runs have none
+
+
 class Result(_Record):
     """result.json."""
 
@@ -47,7 +53,7 @@ class Result(_Record):
     worth_of_source: float | None = None
     sharpness: Numbers | None = None
     threads: int | None = None
-    data: dict[str, Any] = {}
+    data: Read = Read()
     versions: dict[str, str] = {}
 
 
@@ -131,3 +137,4 @@ class Study(_Record):
     pretrain: Pretraining | None = None
     rerun: dict[str, Any] | None = None
     looks: Looks | None = None
+    identity: str | None = None  # of the data; older studies have none

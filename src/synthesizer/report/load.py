@@ -8,9 +8,10 @@ RUNS/<their synthesis>/seed<their seed> start alike).
 import json
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ class Record:
         """What makes its attention; encoder and decoder apart where they differ."""
         own, decoder = self.recipe["synthesis"], self.recipe.get("decoder_synthesis")
         return normalized(own) + (f" / {normalized(decoder)}" if decoder else "")
+
+    @property
+    def data(self) -> str:
+        """The settings of its data."""
+        return json.dumps(self.recipe.get("data"), sort_keys=True, default=str)
+
+    @property
+    def identity(self) -> str | None:
+        """Of the data that it read; runs of older versions have none."""
+        found: str | None = (self.result or {}).get("data", {}).get("identity")
+        return found
 
     @property
     def state(self) -> str:
@@ -173,7 +185,32 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
         raise UserError(
             f"no run below {', '.join(map(str, paths))}; a run directory holds a recipe.toml"
         )
-    return studies
+    return [_without_other_data(study) for study in studies]
+
+
+def _without_other_data(study: Study) -> Study:
+    """A study whose runs of one [data] table read the same data; others are left out and named.
+
+    Which are its own, study.json says; where it does not, those that most of the runs read.
+    """
+    read: dict[str, Counter[str]] = {}
+    for run in study.runs:
+        if run.identity:
+            read.setdefault(run.data, Counter())[run.identity] += 1
+    said: str = study.facts.get("identity") or ""
+    own = {
+        data: said if said in counts else counts.most_common(1)[0][0]
+        for data, counts in read.items()
+    }
+
+    def check(run: Record) -> Record:
+        if run.identity is None or run.identity == own[run.data]:
+            return run
+        other = f"identity {run.identity[:12]}, not {own[run.data][:12]}"
+        return replace(run, result=None, trouble=f"trained on other data than the rest ({other})")
+
+    rows = [replace(row, runs=tuple(map(check, row.runs))) for row in study.rows]
+    return replace(study, rows=tuple(rows))
 
 
 def read_run(path: Path, *, verify: bool = True) -> Record:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synthesizer.errors import UserError
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
@@ -61,6 +62,8 @@ def perform(
     """
     for job in jobs:
         Run(job.path).claim(job.recipe, record=True)
+        if Run(job.path).is_finished:
+            plan.meet(job.recipe, _identity(Run(job.path).result()), job.path)
     left = [job for job in jobs if not Run(job.path).is_finished]
     if len(left) < len(jobs):
         say(_say_finished(len(jobs) - len(left), len(jobs), jobs[0].split))
@@ -70,7 +73,9 @@ def perform(
     size = min(plan.asked.jobs or pool.capacity, len(left))
     pool.grow(size)
     recipe = left[0].recipe
-    seconds = _announce(pool.ask({"do": "prepare", "recipe": dump(recipe)}), recipe, say)
+    found = pool.ask({"do": "prepare", "recipe": dump(recipe)})
+    plan.meet(recipe, found["report"]["identity"])
+    seconds = _announce(found, recipe, say)
     more = len(left) + sum((coming or {}).values())
     runs, workers = _count(more, "run"), _count(size, "worker")
     steps, split = recipe.train.steps, jobs[0].split
@@ -95,6 +100,7 @@ def _follow(
             "path": str(job.path),
             "split": job.split,
             "tracker": plan.asked.track,
+            "data": plan.identities.get(job.recipe.data.model_dump_json()),
         }
         for job in jobs
     ]
@@ -106,7 +112,10 @@ def _follow(
             status.say(event["text"])
             continue
         job = jobs[index]
+        if event.get("ends_study"):
+            raise UserError(event["error"])
         if event["event"] == "done":
+            plan.meet(job.recipe, _identity(event["result"]), job.path)
             event["metric"], event["value"] = main_metric(event["result"], job.split)
         status.receive(shown.index(job.row), job.name, event)
         if event["event"] == "failed":
@@ -140,6 +149,12 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
     more = f", up to {clock(writing)} of it for generation" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
     return seconds
+
+
+def _identity(result: dict[str, Any]) -> str | None:
+    """Of the data that a run read; runs of older versions have none."""
+    identity: str | None = result.get("data", {}).get("identity")
+    return identity
 
 
 def _row_status(

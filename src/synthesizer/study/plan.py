@@ -4,21 +4,18 @@ import hashlib
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from synthesizer import __version__
-from synthesizer.data.corpora.corpus_list import describe_corpus
-from synthesizer.data.sources import Source, data_folder, open_source
-from synthesizer.errors import UserError
+from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.records import Trial
 from synthesizer.experiment.run import STUDY, write_text
 from synthesizer.spec import import_modules, normalize_spec, unregistered
 from synthesizer.study.asked import Asked, check
+from synthesizer.study.data import identify, old_names
 from synthesizer.study.guess import Guess, infer_recipe, is_data
 from synthesizer.study.row_list import rows_of
 from synthesizer.study.rows import (
@@ -47,7 +44,7 @@ class Plan:
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
     out: Path
-    fingerprint: str  # of the data
+    fingerprint: str  # of the data, as far as it is known before they are read
     words: tuple[str, ...] = ()  # what was inferred or shortened
     errors: dict[str, str] = field(default_factory=dict)  # by label
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
@@ -57,6 +54,7 @@ class Plan:
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
     rerun: dict[str, Any] | None = None  # which run was repeated, and whether its bits agree
     repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
+    identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
 
     def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
         """The recipe of one run."""
@@ -122,8 +120,23 @@ class Plan:
             "rerun": self.rerun,
             "shared": dump(self.shared),
             "data": self.fingerprint,
+            "identity": self.identity,
         }
         write_text(self.out / STUDY, json.dumps(study, indent=2) + "\n")
+
+    @property
+    def identity(self) -> str | None:
+        """Of the data that all rows share, once it is known."""
+        return self.identities.get(self.shared.data.model_dump_json())
+
+    def meet(self, recipe: Recipe, identity: str | None, run: Path | None = None) -> None:
+        """Refuse data of a recipe, or a run of data, that are not those met before.
+
+        What older versions wrote knows no identity.
+        """
+        if identity is not None:
+            met = self.identities.setdefault(recipe.data.model_dump_json(), identity)
+            refuse_other_data(run or self.out, *((identity, met) if run else (met, identity)))
 
     def _record(self, row: Row) -> dict[str, Any]:
         seeds = self.seeds_of(row)
@@ -184,12 +197,12 @@ def draw_up(asked: Asked) -> Plan:
     if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
         import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
-    fingerprint = _fingerprint(recipe, source)
+    fingerprint, identity = identify(recipe, source)
     # More trials go on where fewer ended, so that their number is not part of the name.
-    identity = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
-    identity += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
-    identity += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
-    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
+    named = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
+    named += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
+    named += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
+    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:8]
     looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
     rows, said = rows_of(asked, recipe, seeds)
@@ -209,6 +222,7 @@ def draw_up(asked: Asked) -> Plan:
         looks=looks,
         guessed=guess if source else None,
     )
+    plan.meet(shared, identity)
     refuse_to_mix(plan)
     _check_pretraining(plan)
     _check_opponents(plan)
@@ -222,6 +236,7 @@ def _as_begun(plan: Plan) -> Plan:
     if not path.exists():
         return plan
     there = json.loads(read_regular(path))  # checked by refuse_to_mix
+    plan.meet(plan.shared, there.get("identity"))
     repeated = (there.get("search") or {}).get("repeated", 0)
     tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
     plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune))
@@ -268,21 +283,6 @@ def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
     steps = load_recipe(base, overrides=overrides).train.steps
     fewer = f" where the recipe has {whole.train.steps}" if steps != whole.train.steps else ""
     return guess, overrides, (*words, f"quick: one seed, {steps} steps{fewer}; no verdict")
-
-
-def _fingerprint(recipe: Recipe, known: Source | None) -> str:
-    """What changes with the data; the members of a mixture are hub sets that do not.
-
-    Data that were read for a guess are not opened again, unless the user set others.
-    """
-    if recipe.data.tasks:
-        return "mixture"
-    if recipe.data.builtin and not recipe.data.train:
-        python = ".".join(map(str, sys.version_info[:3]))
-        corpus = describe_corpus(recipe.data.builtin)
-        return f"{corpus} of synthesizer {__version__} on Python {python}"
-    source = open_source(recipe.data, data_folder())
-    return (known if known and known.origin == source.origin else source).fingerprint
 
 
 def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
@@ -381,7 +381,8 @@ def refuse_to_mix(plan: Plan) -> None:
         ):
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
-        if there["data"] != plan.fingerprint:
+        old, new = there.get("identity"), plan.identity
+        if new not in (None, old) if old else there["data"] not in old_names(plan.fingerprint):
             changed.append("the data have changed")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(

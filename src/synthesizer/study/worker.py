@@ -19,7 +19,7 @@ from contextlib import suppress
 from queue import Queue
 from typing import Any, TextIO
 
-from synthesizer.errors import UserError
+from synthesizer.errors import OtherDataError, UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import Progress
 
@@ -60,7 +60,7 @@ def serve() -> None:
         try:
             events.send("done", **perform(order, events))
         except UserError as error:
-            events.send("failed", error=str(error))
+            events.send("failed", error=str(error), ends_study=isinstance(error, OtherDataError))
         except (Interrupted, KeyboardInterrupt):
             return
         busy.clear()
@@ -132,14 +132,20 @@ def _prepare(events: Events, recipe: str) -> Message:
 
 
 def _train(
-    events: Events, recipe: str, path: str, split: str, tracker: str | None = None
+    events: Events,
+    recipe: str,
+    path: str,
+    split: str,
+    tracker: str | None = None,
+    data: str | None = None,
 ) -> Message:
-    """One run, resumed if unfinished, and measured on a split."""
+    """One run of known data, resumed if unfinished, and measured on a split."""
     from synthesizer.experiment.recipe import parse_recipe
     from synthesizer.experiment.run import Run
     from synthesizer.training.loop import fit
 
-    result = fit(parse_recipe(recipe), Run(path), events, tracker=tracker, split=split)
+    parsed = parse_recipe(recipe)
+    result = fit(parsed, Run(path), events, tracker=tracker, split=split, data=data)
     return {"result": result}
 
 

@@ -82,6 +82,12 @@ class Task:
         self.tokenizer, entry = prepare(recipe, tokenizer_dir, self._build, source=source)
         self._arrays, self._meta, self.report = entry.arrays, entry.meta, entry.meta["report"]
 
+    @property
+    def identity(self) -> str:
+        """Of its data: what runs that are compared, or go on, must share."""
+        identity: str = self.report["identity"]
+        return identity
+
     def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Endless batches from the `start`-th on (steps times train.accumulate); a pure function.
 

@@ -14,7 +14,7 @@ from synthesizer.data.columns import Faults, cut_splits, hash_text, read_rows
 from synthesizer.data.encoded_cache import Entry
 from synthesizer.data.files import Row
 from synthesizer.data.prepare import Fitter, tokenizer_texts
-from synthesizer.data.sources import Source, data_folder, open_source
+from synthesizer.data.sources import Mixture, Source, data_folder, open_source
 from synthesizer.data.spill import Fields, Table
 from synthesizer.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer.errors import UserError
@@ -56,8 +56,7 @@ class TextToText(PairTask):
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
         self._members = WORDINGS[recipe.data.wording]
         self._sources = _open(recipe, self._members)
-        prints = (f"{name} {source.fingerprint}" for name, source in self._sources.items())
-        super().__init__(recipe, tokenizer_dir, Source("mixture", {}, version=" ".join(prints)))
+        super().__init__(recipe, tokenizer_dir, Mixture(self._sources))
         test: list[HeldOut] = self._meta["test"]
         self._rows = {"validation": self._meta["validation"] or test, "test": test}
 

@@ -47,6 +47,17 @@ def compare_recipes(accelerator: Accelerator, recipe: Recipe) -> None:
             )
 
 
+def compare_data(accelerator: Accelerator, identity: str) -> None:
+    """Refuse to train where processes read different data: each would take its part of its own."""
+    read = gather_object([identity]) if accelerator.num_processes > 1 else [identity]
+    for number, other in enumerate(read):
+        if other != read[0]:
+            raise UserError(
+                f"process {number} reads other data than process 0; let all of them read the same "
+                "files, and nothing write to them"
+            )
+
+
 @contextmanager
 def one_line_for_lost_processes(accelerator: Accelerator) -> Iterator[None]:
     """Say what a backend's error means: another process of this training is gone."""

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from synthesizer.errors import UserError
+from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe_keys import Train
 from synthesizer.experiment.run import Run, write_atomically
@@ -196,10 +196,12 @@ class Checkpointer:
         model: nn.Module,
         optimizer: optim.Optimizer,
         names: list[str],
+        data: str,
     ) -> None:
         self.run, self.train, self.accelerator = run, train, accelerator
         self.model, self.optimizer = model, optimizer
         self.names = names  # of every weight once
+        self.data = data  # their identity; checkpoints of older versions have none
         self.saved_step = 0
 
     def resume(self, progress: Progress) -> dict[str, Any]:
@@ -207,7 +209,8 @@ class Checkpointer:
         checkpoint = newest_checkpoint(self.run.checkpoints, progress.say)
         if checkpoint is None:
             refuse_to_start_over(self.run)
-        meta = {} if checkpoint is None else checkpoint.meta
+        meta = {} if checkpoint is None else dict(checkpoint.meta)
+        refuse_other_data(self.run.path, meta.pop("data", self.data), self.data)
         if checkpoint is not None:
             self.saved_step = meta["step"]
             restore(self.model, self.optimizer, checkpoint)
@@ -224,7 +227,8 @@ class Checkpointer:
             return
         tensors = self._weights() | take_optimizer(self.model, self.optimizer)
         if self.accelerator.is_main_process:
-            write_checkpoint(checkpoint_path(folder, "step", step), Checkpoint(tensors, meta))
+            checkpoint = Checkpoint(tensors, {**meta, "data": self.data})
+            write_checkpoint(checkpoint_path(folder, "step", step), checkpoint)
             kept = [step for step, _ in numbered(folder, "step")][-self.train.keep :]
             prune(folder, "step", {*kept, *regular_steps(self.train, step)})
             prune(folder, "best", [meta["best_step"]])

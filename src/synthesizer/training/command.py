@@ -64,9 +64,6 @@ def train(
     from synthesizer.training.loop import fit
 
     run = Run(out or default_path(loaded))
-    run.claim(loaded)
-    if run.is_finished:
-        say(f"{run.path} is finished; nothing to do")
     progress = open_progress(plain=plain)
     try:
         result = fit(loaded, run, progress, tracker=track)
@@ -97,7 +94,9 @@ def evaluate(
     silence_libraries()
     from synthesizer.training.finish import measure
 
-    scores = measure(run, split, checkpoint, overrides=overrides or (), verify=verify)
+    scores = measure(
+        run, split, checkpoint, overrides=overrides or (), verify=verify, say=say_aside
+    )
     for name, value in scores.metrics.items():
         say(f"{name}\t{value:.4f}\t{scores.signatures.get(name, '')}".rstrip())
 

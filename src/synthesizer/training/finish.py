@@ -1,6 +1,6 @@
 """The end of a run: choose the weights, measure them, and write what others read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,8 +184,12 @@ def measure(
     *,
     overrides: Sequence[str] = (),
     verify: bool = True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Scores:
-    """The scores of a finished run on a split of its data; its [evaluate] may be overridden."""
+    """The scores of a finished run on a split of its data; its [evaluate] may be overridden.
+
+    `say` is told where the data are no longer those that it was trained on.
+    """
     for override in overrides:
         if not override.startswith("evaluate."):
             raise UserError(
@@ -195,6 +199,17 @@ def measure(
     run = Run(path)
     model, recipe = load_model(run, checkpoint, verify=verify), change(run.recipe(), overrides)
     task = build_task(recipe, tokenizer_dir=run.model)
+    trained = run.result().get("data", {})
+    if task.identity != (before := trained.get("identity", task.identity)):
+        if task.labels != trained.get("labels"):
+            raise UserError(
+                f"the data have other labels than those {run.path} was trained on; evaluate it on "
+                f"rows of {', '.join(trained.get('labels') or ())[:200]}, each of them in train"
+            )
+        say(
+            f"the data are not those that {run.path} was trained on (identity {before[:12]}, now "
+            f"{task.identity[:12]}): these are scores on other data than in its result.json"
+        )
     return evaluate(model.to(best_device()), task, split, recipe.evaluate).scores
 
 

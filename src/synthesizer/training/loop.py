@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from synthesizer.attention.fast import prepare as prepare_kernel
 from synthesizer.data.batch import Batch
-from synthesizer.errors import UserError
+from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.interruption import Interrupted, Interruption
 from synthesizer.experiment.progress import Pace, Progress, Quiet
 from synthesizer.experiment.recipe import Recipe
@@ -28,6 +28,7 @@ from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
 from synthesizer.training.accelerator import (
     autocast,
+    compare_data,
     compare_recipes,
     one_line_for_lost_processes,
     open_accelerator,
@@ -69,15 +70,20 @@ def fit(
     *,
     tracker: str | None = None,
     split: str = "test",
+    data: str | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe to its last step, resuming what run holds; return its result on a split."""
+    """Train a recipe to its last step, resuming what run holds; return its result on a split.
+
+    `data` is the identity that the data must have, where a study knows it.
+    """
     run.claim(recipe)
-    if run.is_finished:
-        return run.result()
+    progress = progress or Quiet()
+    if known := _known_result(run, progress):
+        return known
     provenance()
     accelerator = open_accelerator(recipe, **tracker_options(tracker, run))
     main = accelerator.is_main_process
-    progress = progress if progress and main else Quiet()
+    progress = progress if main else Quiet()
     compare_recipes(accelerator, recipe)
     check_size(recipe)
     with (
@@ -86,8 +92,12 @@ def fit(
         Interruption() as interruption,
     ):
         with accelerator.main_process_first():
+            if known := _known_result(run, progress):  # of whoever the lock was waited for
+                return known if main else {}
             prepare_kernel()
             task = build_task(recipe)
+        compare_data(accelerator, task.identity)
+        refuse_other_data(f"the comparison of {run.path}", data or task.identity, task.identity)
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.state = State(**loop.checkpointer.resume(progress))
         if tracker and main:
@@ -104,6 +114,14 @@ def fit(
         return finish(recipe, run, task, best, last, progress, accelerator.device, split)
 
 
+def _known_result(run: Run, progress: Progress) -> dict[str, Any] | None:
+    """What a run reached that is finished already."""
+    if not run.is_finished:
+        return None
+    progress.say(f"{run.path} is finished; nothing to do")
+    return run.result()
+
+
 class Loop:
     """The training of one recipe: model, optimizer, checkpoints and progress."""
 
@@ -118,7 +136,7 @@ class Loop:
             model, build_optimizer(model, recipe.train)
         )
         self.checkpointer = Checkpointer(
-            run, recipe.train, accelerator, self.model, self.optimizer, names
+            run, recipe.train, accelerator, self.model, self.optimizer, names, task.identity
         )
         self.forward = torch.compile(self.model) if recipe.train.compile else self.model
 
