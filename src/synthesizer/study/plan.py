@@ -382,6 +382,8 @@ def refuse_to_mix(plan: Plan) -> None:
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
         old, new = there.get("identity"), plan.identity
+        if not isinstance(old, str | None):
+            raise TypeError("identity")
         if new not in (None, old) if old else there["data"] not in old_names(plan.fingerprint):
             changed.append("the data have changed")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
