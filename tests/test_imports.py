@@ -1,8 +1,10 @@
 """The direction of imports, read from the source, so that the arrows cannot rot."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,58 @@ def test_a_missing_extra_is_named():
         "SynthesizerConfig needs transformers, which is not installed; "
         "run pip install 'synthesizer-attention[train]'"
     )
+
+
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    def find_spec(name, path=None, target=None):
+        hidden = name.partition(".")[0] in {hidden!r}
+        return None if hidden else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[-1] = Bare
+from synthesizer.cli import app, main
+
+words = {words!r}
+for command in app.registered_commands:
+    verb = command.name or command.callback.__name__
+    print(verb, file=sys.stderr)
+    code = main([verb, *words.get(verb, [])])
+    print(code, file=sys.stderr)
+"""
+NEEDED = {"train": ["shift"], "convert": ["x", "--out", "y"]}
+NEEDED |= {verb: ["x"] for verb in ("evaluate", "generate", "report", "audit")}
+
+
+@pytest.mark.parametrize("hidden", ["the whole extra", "numpy"])
+def test_every_verb_says_what_a_bare_install_lacks(hidden, tmp_path):
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    names = [re.match("[a-z-]+", name)[0] for name in project["optional-dependencies"]["train"]]
+    modules = {name.replace("-", "_") for name in names} | {"PIL"}
+    modules -= {"pydantic"}  # which comes with newer versions of typer
+    script = BARE.format(hidden=[hidden] if hidden in modules else modules, words=NEEDED)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+    )
+    said = done.stderr.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert said[:4] == ["list", "0", "recipes", "0"]
+    verbs = said[4::3]
+    assert {*NEEDED} | {"compare", "bench"} == {*verbs}
+    for verb, line, code in zip(verbs, said[5::3], said[6::3], strict=True):
+        lacks = "numpy|transformers" if hidden not in modules else hidden
+        error = f"synthesizer: error: this needs ({lacks}), which is not installed; "
+        install = "run pip install 'synthesizer-attention[train]'"
+        assert re.fullmatch(error + re.escape(install), line), verb
+        assert code == "2"
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_what_is_public_is_found():

@@ -132,6 +132,13 @@ def main(arguments: list[str] | None = None) -> int:
         where = printable(str(error.filename or "the disk"))[:200]
         say_aside(f"synthesizer: error: {where}: {error.strerror}; {DISK[error.errno]}")
         return 2
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "synthesizer", *sys.stdlib_module_names):
+            raise
+        install = "run pip install 'synthesizer-attention[train]'"
+        say_aside(f"synthesizer: error: this needs {name}, which is not installed; {install}")
+        return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0

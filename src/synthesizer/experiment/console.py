@@ -71,16 +71,7 @@ def silence_libraries() -> None:
     """Keep the libraries' own progress bars and advice off the screen."""
     # Read when torch is imported: its threads write warnings of the profiler past Python's filters.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        raise missing_extra("transformers") from None
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-def missing_extra(name: str | None) -> UserError:
-    """What to install where a library of the extra `train` is missing."""
-    return UserError(
-        f"this needs {name}, which is not installed; run pip install 'synthesizer-attention[train]'"
-    )

@@ -12,7 +12,6 @@ from synthesizer.experiment.console import (
     Imports,
     Plain,
     Verify,
-    missing_extra,
     print_table,
     say,
     say_aside,
@@ -48,12 +47,10 @@ def report(
 
 def print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
     """Write the report of runs; print its tables, answers and path."""
-    try:
-        from synthesizer.report.opponent import DOT
-        from synthesizer.report.tables import brief
-        from synthesizer.report.write import summarize_all, write
-    except ImportError as error:
-        raise missing_extra(error.name) from None
+    from synthesizer.report.opponent import DOT
+    from synthesizer.report.tables import brief
+    from synthesizer.report.write import summarize_all, write
+
     summaries = summarize_all(dirs, verify=verify)
     for summary in summaries:
         head, rows = brief(summary)
