@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from synthesizer import Size, Synthesis, SyntheticAttention, build_synthesis, re
 from synthesizer import spec as registry
 from synthesizer.attention import fast
 from synthesizer.attention.registry import SYNTHESES, spec_of
+from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.recipe_keys import Train
@@ -51,6 +53,7 @@ class Decay(Synthesis):
 '''
 LOAD = """
 import sys
+from pathlib import Path
 from synthesizer import SynthesizerForCausalLM, UserError, import_modules
 try:
     SynthesizerForCausalLM.from_pretrained(sys.argv[1])
@@ -258,9 +261,56 @@ def test_two_modules_may_not_take_one_name(decay):
 def test_what_cannot_be_imported_is_named(tmp_path, forget):
     with pytest.raises(UserError, match="importing 'no_such_module' failed with ModuleNotFound"):
         registry.import_modules(["no_such_module"])
-    with pytest.raises(UserError, match=r"there is no file .*missing.py; give the path to a .py"):
+    with pytest.raises(UserError, match=r"there is no file .*missing.py; give .* path to a .py"):
         registry.import_modules([str(tmp_path / "missing.py")])
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0")
-    with pytest.raises(UserError, match="failed with ZeroDivisionError: division by zero"):
-        registry.import_modules([str(broken)])
+
+
+BROKEN = {
+    "def f():\n    return 1 / 0\n\n\nf()\n": "line 2 of mine.py with ZeroDivisionError: division",
+    "x = 1\ndef f(:\n": "line 2 of mine.py with SyntaxError: invalid syntax",
+    "import sys\n\nsys.exit(0)\n": "line 3 of mine.py with sys.exit(0)",
+    "import synthesizer as s\ns.register_synthesis('R')(s.Synthesis)\n": "line 2 of mine.py: Syn",
+}
+VERBS = [
+    "train tiny.toml --out out",
+    "train tiny.toml --check",
+    "compare tiny.toml --out out",
+    "compare text.txt --quick --out out",
+    "compare tiny.toml --plan --out out",
+    "evaluate run",
+    "generate run",
+    "report run",
+    "bench --explain",
+    "list",
+]
+
+
+@pytest.mark.parametrize("source", BROKEN, ids=["error", "syntax", "exit", "registration"])
+@pytest.mark.parametrize("name", ["mine", "mine.py"])
+def test_a_module_that_fails_ends_every_verb_before_it_starts(
+    source, name, tmp_path, monkeypatch, capsys, forget
+):
+    """No spec here needs the module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    recipe = dump(language_model(tmp_path))
+    Path("tiny.toml").write_text(recipe)
+    Path("mine.py").write_text(source)
+    Path("importing.toml").write_text(recipe.replace("imports = []", f'imports = ["{name}"]'))
+    importing = [verb.replace("tiny", "importing") for verb in VERBS if "tiny" in verb]
+    for verb in (*(f"{verb} --import {name}" for verb in VERBS), *importing):
+        code = main(verb.split())
+        printed = capsys.readouterr()
+        assert (verb, code, printed.out) == (verb, 2, "")
+        assert printed.err.startswith("synthesizer: error: importing ")
+        assert f"{name}' failed at {BROKEN[source]}" in printed.err
+        assert printed.err.count("\n") == 1
+        assert not Path("out").exists()
+        sys.modules.pop("mine", None)
+
+
+def test_a_module_that_is_interrupted_is_an_interruption(tmp_path, capsys, forget):
+    path = tmp_path / "slow.py"
+    path.write_text("raise KeyboardInterrupt\n")
+    assert main(["list", "--import", str(path)]) not in (0, 2)
+    assert capsys.readouterr().out == ""

@@ -13,13 +13,15 @@ function by synthesizer.register_synthesis; `import_modules` runs the file that 
 """
 
 import difflib
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module, util
+from importlib import util
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from synthesizer.errors import UserError
@@ -140,21 +142,33 @@ _FILES: dict[str, str] = {}
 def import_modules(names: Iterable[str]) -> None:
     """Import modules by name, or .py files by path, so that they register their functions."""
     for name in names:
-        path = Path(name).resolve()
         try:
-            if path.suffix != ".py":
+            if not name.endswith(".py"):
                 if (here := str(Path.cwd())) not in sys.path:
                     sys.path.append(here)  # a console script does not look where it is run
-                import_module(name)
-            elif str(path) not in _FILES.values():
-                _run_file(path)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"importing {name!r} failed with {type(error).__name__}: {error}; "
-                "give the name of a module that Python finds, or the path to a .py file"
-            ) from error
+                importlib.import_module(name)
+            elif (path := str(Path(name).resolve())) not in _FILES.values():
+                _run_file(Path(path))
+        except (Exception, SystemExit) as error:
+            raise UserError(f"importing {name!r} failed{_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Where and why an import failed, and what to do."""
+    frames = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    ours = (__file__, importlib.__file__)
+    theirs = [at for at in frames if at[0] not in ours and not at[0].startswith("<frozen")]
+    why = f" with {type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        theirs, why = [(error.filename or "", error.lineno)], f" with SyntaxError: {error.msg}"
+    elif isinstance(error, SystemExit):
+        why = f" with sys.exit({error.code!r})"
+    elif isinstance(error, UserError):
+        why = f": {error}"
+    if not theirs:
+        return f"{why}; give the name of a module that Python finds, or the path to a .py file"
+    file, line = [at for at in theirs if at[0] == theirs[0][0]][-1]
+    return f" at line {line} of {Path(file).name}{why}; correct it, or leave it out"
 
 
 def defining_module(cls: type) -> str:
@@ -182,7 +196,7 @@ def _run_file(path: Path) -> None:
     module_name = f"imported_{path.stem}"  # a user's random.py does not hide Python's
     found = util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None or not path.exists():
-        raise UserError(f"there is no file {path}; give the path to a .py file")
+        raise FileNotFoundError(f"there is no file {path}")
     module = util.module_from_spec(found)
     _FILES[module_name], sys.modules[module_name] = str(path), module
     try:

@@ -13,7 +13,7 @@ from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.records import Trial
 from synthesizer.experiment.run import STUDY, write_text
-from synthesizer.spec import import_modules, normalize_spec, unregistered
+from synthesizer.spec import import_modules, normalize_spec
 from synthesizer.study.asked import Asked, check
 from synthesizer.study.data import identify, old_names
 from synthesizer.study.guess import Guess, infer_recipe, is_data
@@ -186,6 +186,7 @@ def _last_of_each(changes: Iterable[str]) -> list[str]:
 def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned learning rates."""
     check(asked)
+    import_modules(asked.imports)
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
     if asked.pretrain and asked.quick:
         shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
@@ -194,8 +195,7 @@ def draw_up(asked: Asked) -> Plan:
     guess, overrides, words = _begin(asked)
     base, source = guess.recipe, guess.source
     recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
-    if unregistered((*asked.syntheses, recipe.synthesis, recipe.decoder_synthesis or "")):
-        import_modules(recipe.imports)
+    import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint, identity = identify(recipe, source)
     # More trials go on where fewer ended, so that their number is not part of the name.
@@ -278,9 +278,9 @@ def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
         return guess, (*guessed, *asked.overrides), words
-    whole = load_recipe(base, overrides=guessed)
+    whole = load_recipe(base, overrides=guessed, imports=asked.imports)
     overrides = (*guessed, *_quicken(whole), *asked.overrides)
-    steps = load_recipe(base, overrides=overrides).train.steps
+    steps = load_recipe(base, overrides=overrides, imports=asked.imports).train.steps
     fewer = f" where the recipe has {whole.train.steps}" if steps != whole.train.steps else ""
     return guess, overrides, (*words, f"quick: one seed, {steps} steps{fewer}; no verdict")
 

@@ -23,7 +23,7 @@ from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.cost import sketch
 from synthesizer.models.heads import MODELS
-from synthesizer.spec import import_modules, unregistered
+from synthesizer.spec import import_modules
 from synthesizer.untrusted import check_regular_file, read_regular
 
 FLOAT = 4  # bytes
@@ -62,7 +62,6 @@ def build_model(
     model = MODELS[str(config.kind)](config)
     initialize_by_name(model, recipe.seed)
     if recipe.train.start_from is not None:
-        import_modules(recipe.imports)  # the other run's functions, where this recipe names them
         start_from(model, Path(recipe.train.start_from), recipe.seed)
     return model
 
@@ -233,8 +232,7 @@ def unique_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _chosen(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says of the model; functions of the user's own are imported for it."""
-    if unregistered((recipe.synthesis, recipe.decoder_synthesis or "")):
-        import_modules(recipe.imports)
+    import_modules(recipe.imports)
     return {
         **recipe.model.model_dump(),
         "synthesis": recipe.synthesis,

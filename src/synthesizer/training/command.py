@@ -54,6 +54,7 @@ def train(
         recipe, synthesis=synthesis, overrides=overrides or (), imports=imports or ()
     )
     silence_libraries()
+    import_modules(loaded.imports)
     if check:
         from synthesizer.training.preview import describe
 
