@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from synthesizer.cli import main
 from synthesizer.metrics import score
@@ -180,3 +181,26 @@ def write_glue(folder):
         for split, size in {"train": 30, "validation": 8}.items():
             rows = [{**draw(), "label": index % 2, "idx": index} for index in range(size)]
             pq.write_table(pa.Table.from_pylist(rows), folder / name / f"{split}.parquet")
+
+
+def test_a_saved_tokenizer_cuts_long_texts_to_what_the_model_takes(tmp_path, trained):
+    """As Hugging Face's pipelines ask it to; the special tokens stay."""
+    rng, long = random.Random(0), "the red cat " * 40
+    rows = [{"en": (text := sentence(rng)), "de": text.upper()} for _ in range(60)]
+    write_rows(tmp_path / "pairs.jsonl", rows)
+    rows = [{"text": sentence(rng), "label": rng.choice("ab")} for _ in range(60)]
+    write_rows(tmp_path / "labels.jsonl", rows)
+    write_text(tmp_path / "text.txt")
+    trained("classification", "data.train=labels.jsonl", *PIECES, out="labels")
+    trained("language_modeling", "data.train=text.txt", "text.kind=byte", *PIECES[1:], out="lm")
+    trained("translation", "data.train=pairs.jsonl", "model.decoder_max_len=9", *PIECES, out="mt")
+    classify = pipeline("text-classification", model="labels/model", device="cpu")
+    assert classify(long, truncation=True) == classify("the red cat " * 5, truncation=True)
+    write = pipeline("text-generation", model="lm/model", device="cpu")
+    how = {"max_new_tokens": 3, "do_sample": False, "handle_long_generation": "hole"}
+    assert write(long, **how)[0]["generated_text"].startswith(long)
+    tokenizer = AutoTokenizer.from_pretrained("mt/model")
+    inputs = tokenizer(long, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape == (1, 12)
+    assert inputs["input_ids"][0, -1] == tokenizer.eos_token_id
+    AutoModelForSeq2SeqLM.from_pretrained("mt/model").generate(**inputs, max_new_tokens=3)

@@ -138,6 +138,7 @@ def save_model(
     model: SynthesizerPreTrainedModel, task: Task, run: Run, recipe: Recipe, result: dict[str, Any]
 ) -> None:
     """Write model/: weights, config, tokenizer and a card, as Hugging Face reads them."""
+    task.tokenizer.model_max_length = model.config.max_len  # where truncation=True cuts a text
     try:
         model.save_pretrained(run.model)
         task.tokenizer.save_pretrained(run.model)
