@@ -5,6 +5,7 @@ what it needs when it is called, so that --help, list and recipes start at once.
 import errno
 import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,8 @@ DISK = {
     errno.EMFILE: "raise the limit of open files and run the same command again",
 }
 """What a user can do about each error of the file system that reaches this far."""
+MEMORY = "can't allocate memory|out of memory|[Oo]verflow"
+"""How torch says that it wants more memory than there is, or than can be counted."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -138,6 +141,13 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         install = "run pip install 'synthesizer-attention[train]'"
         say_aside(f"synthesizer: error: this needs {name}, which is not installed; {install}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        cause = str(error).partition("\n")[0][:200]
+        if isinstance(error, RuntimeError) and not re.search(MEMORY, cause):
+            raise
+        advice = "ask for a smaller model, batch or length"
+        say_aside(f"synthesizer: error: this machine has too little memory ({cause}); {advice}")
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0

@@ -1,6 +1,7 @@
 """The keys of a model: every default and every named size, said once (no torch)."""
 
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, Literal
 
 from synthesizer.errors import UserError
@@ -136,6 +137,6 @@ def _rotary_options(text: str, options: str) -> RotaryOptions:
                 f"positions={text!r}: rotary has no {option!r}; write base=NUMBER or share=NUMBER"
             )
     rotary = RotaryOptions(**found)
-    if not (rotary.base > 1 and 0 < rotary.share <= 1):
+    if not (1 < rotary.base < inf and 0 < rotary.share <= 1):
         raise UserError(f"positions={text!r}; rotary needs a base above 1 and a share in (0, 1]")
     return rotary

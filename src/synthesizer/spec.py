@@ -237,14 +237,19 @@ def split_groups(spec: str) -> list[tuple[str, int]]:
         return []
     groups = []
     for text in spec.split("|"):
-        body, _, count = text.strip().rpartition("@")
-        if not (body and count.isdecimal() and int(count) > 0):
+        body, _, count = text.strip().partition("@")
+        if not (body and _count(count)):
             raise UserError(
                 f"{text.strip()!r} in synthesis {spec!r} does not say how many heads it is for; "
                 "write it as in random@8|dot@4"
             )
-        groups.append((body, int(count)))
+        groups.append((body, _count(count)))
     return groups
+
+
+def _count(text: str) -> int:
+    """How many layers or heads a text says, in up to nine digits; 0 where it says none."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def normalize_spec(spec: str) -> str:
@@ -257,10 +262,10 @@ def split_layers(spec: str) -> list[tuple[str, str]]:
     split = []
     for text in spec.split(","):
         body, star, count = text.strip().partition("*")
-        if star and not (count.isdecimal() and int(count) > 0):
+        if star and not _count(count):
             raise UserError(
                 f"{text.strip()!r} in synthesis {spec!r} repeats a layer {count!r} times; "
-                "write a whole number, as in random*3,dot*3"
+                "write a whole number of layers, as in random*3,dot*3"
             )
         terms = parse_spec(body)
         if groups := split_groups(body):
@@ -280,13 +285,13 @@ def expand_layers(spec: str, num_layers: int) -> list[str]:
     items = split_layers(spec)
     if len(items) == 1 and not items[0][1]:
         return [items[0][0]] * num_layers
-    layers = [item for item, repeat in items for _ in range(int(repeat[1:] or 1))]
-    if len(layers) != num_layers:
+    repeats = [int(repeat[1:] or 1) for _, repeat in items]
+    if sum(repeats) != num_layers:
         raise UserError(
-            f"synthesis {spec!r} names {len(layers)} layers but the model has {num_layers}; "
+            f"synthesis {spec!r} names {sum(repeats)} layers but the model has {num_layers}; "
             f"name {num_layers} layers, or write one spec for all"
         )
-    return layers
+    return [item for (item, _), times in zip(items, repeats, strict=True) for _ in range(times)]
 
 
 def has_logits(layer: str) -> bool:
@@ -357,8 +362,15 @@ def require_positive(name: str, **options: int) -> None:
             raise UserError(f"{name}:{key}={value}; {key} must be at least 1")
 
 
+def _whole(text: str) -> int:
+    """A number that counts something: torch's sizes end long before their products do."""
+    if abs(number := int(text)) < 2**31:
+        return number
+    raise ValueError
+
+
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    int: (int, "a whole number"),
+    int: (_whole, "a whole number below 2^31"),
     float: (float, "a number"),
     bool: ({"0": False, "1": True}.__getitem__, "0 or 1"),
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synthesizer.experiment.console import say, say_aside, silence_libraries
+from synthesizer.experiment.console import MOST, say, say_aside, silence_libraries
 
 
 def audit(
@@ -28,22 +28,30 @@ def audit(
         Path | None, typer.Option(help="What to average and rank on; else half of DATA.")
     ] = None,
     max_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a text; longer ones are cut, and counted.")
+        int | None,
+        typer.Option(min=2, max=MOST, help="Tokens of a text; longer ones are cut, and counted."),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=2, help="Examples that judge; by default all.")
+        int | None, typer.Option(min=2, max=MOST, help="Examples that judge; by default all.")
     ] = None,
-    fit_examples: Annotated[int, typer.Option(min=1, help="Examples that are averaged.")] = 1000,
-    rank_examples: Annotated[int, typer.Option(min=2, help="Examples that rank heads.")] = 100,
-    rankings: Annotated[int, typer.Option(min=1, help="How often heads are ranked.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Points of the curve.")] = 12,
+    fit_examples: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Examples that are averaged.")
+    ] = 1000,
+    rank_examples: Annotated[
+        int, typer.Option(min=2, max=MOST, help="Examples that rank heads.")
+    ] = 100,
+    rankings: Annotated[int, typer.Option(min=1, max=MOST, help="How often heads are ranked.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=MOST, help="Points of the curve.")] = 12,
     table: Annotated[
         str, typer.Option(help="relative (by distance) or random (by position).")
     ] = "relative",
     length: Annotated[
-        list[int] | None, typer.Option(min=1, help="Time texts of this length; repeatable.")
+        list[int] | None,
+        typer.Option(min=1, max=MOST, help="Time texts of this length; repeatable."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the split and the control.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the split and the control.")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("audit"),
 ) -> None:
     """Measure which heads of a pretrained Transformer need their dot products.
@@ -85,7 +93,9 @@ def convert(
     keep: Annotated[
         float | None, typer.Option(help="As many as keep this share of the metric's value.")
     ] = None,
-    tune: Annotated[int, typer.Option(min=0, help="Steps that fit tables to the original.")] = 0,
+    tune: Annotated[
+        int, typer.Option(min=0, max=MOST, help="Steps that fit tables to the original.")
+    ] = 0,
     tune_all: Annotated[bool, typer.Option("--tune-all", help="Fit all weights.")] = False,
     tune_rate: Annotated[
         float, typer.Option(min=0, help="Learning rate of --tune-all's weights.")

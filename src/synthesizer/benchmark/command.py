@@ -1,5 +1,6 @@
 """synthesizer bench."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.console import Imports, Plain, print_table, say, silence_libraries
+from synthesizer.experiment.console import MOST, Imports, Plain, print_table, say, silence_libraries
 from synthesizer.spec import import_modules
 
 
@@ -28,16 +29,21 @@ def bench(
         typer.Option("--view", help="Mask: causal, full, padded; may be repeated."),
     ] = None,
     lengths: Annotated[
-        list[int] | None, typer.Option("--length", help="Sequence length; may be repeated.")
+        list[int] | None,
+        typer.Option("--length", min=1, max=MOST, help="Sequence length; may be repeated."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per batch.")] = 4096,
-    d_model: Annotated[int, typer.Option(min=1, help="Model width.")] = 512,
-    num_heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
-    num_layers: Annotated[int, typer.Option(min=1, help="Layers, in modes with a model.")] = 6,
-    rounds: Annotated[int, typer.Option(min=1, help="Timing rounds over all variants.")] = 5,
+    tokens: Annotated[int, typer.Option(min=1, max=MOST, help="Tokens per batch.")] = 4096,
+    d_model: Annotated[int, typer.Option(min=1, max=MOST, help="Model width.")] = 512,
+    num_heads: Annotated[int, typer.Option(min=1, max=MOST, help="Attention heads.")] = 8,
+    num_layers: Annotated[
+        int, typer.Option(min=1, max=1024, help="Layers, in modes with a model.")
+    ] = 6,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Timing rounds over all variants.")
+    ] = 5,
     threads: Annotated[str, typer.Option(help="CPU threads; several as 1,2.")] = "1",
     vocab_size: Annotated[
-        int, typer.Option(min=3, help="Vocabulary size, in modes with a model.")
+        int, typer.Option(min=3, max=MOST, help="Vocabulary size, in modes with a model.")
     ] = 8000,
     small: Annotated[
         bool,
@@ -110,7 +116,7 @@ def bench(
 
 def _numbers(given: str) -> tuple[int, ...]:
     """1,2 as numbers."""
-    try:
-        return tuple(int(part) for part in given.split(","))
-    except ValueError:
-        raise UserError(f"--threads is {given!r}; expected numbers such as 1 or 1,2") from None
+    parts = given.split(",")
+    if not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
+        raise UserError(f"--threads is {given!r}; expected numbers such as 1 or 1,2")
+    return tuple(dict.fromkeys(map(int, parts)))

@@ -84,6 +84,13 @@ class Plan:
                 raise UserError(f"unknown view {view!r}; choose from {', '.join(VIEWS)}")
         if min(self.rounds, *self.lengths, *self.threads) < 1:
             raise UserError("rounds, lengths and threads must be at least 1")
+        try:
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).partition("\n")[0][:100]
+            raise UserError(
+                f"torch has no device {self.device!r} here ({why}); choose cpu or cuda"
+            ) from None
         if self.compiled and set(self.modes) - {"train", "inference"}:
             raise UserError("only the modes train and inference are compiled; leave the others out")
 

@@ -35,6 +35,8 @@ Track = Annotated[
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines, no progress bar.")]
 
+MOST = 2**31 - 1  # of what is counted: torch and Python's own functions take no larger numbers
+
 
 def say(text: str) -> None:
     """A line on stdout, at once."""

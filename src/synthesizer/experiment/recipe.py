@@ -28,13 +28,15 @@ from synthesizer.experiment.recipe_keys import (
 )
 from synthesizer.untrusted import read_regular, who_else_may_write
 
+LONGEST_SHOWN = 200  # characters of a value in a message
+
 
 class Recipe(Part):
     """One experiment; the variant is its `synthesis`."""
 
     name: str
     task: Annotated[str, AfterValidator(known_task)]
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     synthesis: str = "random+dot"
     decoder_synthesis: str | None = None
     imports: tuple[str, ...] = ()  # modules or .py files that register functions of the user's own
@@ -173,7 +175,7 @@ def _refuse_foreign_imports(recipe: Path, named: object, trusted: list[str]) -> 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits among them
         raise UserError(f"{origin} is not valid TOML: {error}; fix the file") from None
 
 
@@ -197,7 +199,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _value(text: str) -> Any:  # noqa: ANN401  whatever TOML holds
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -207,6 +209,8 @@ def _validate(values: dict[str, Any], origin: str) -> Recipe:
     except ValidationError as error:
         found = "; ".join(dict.fromkeys(_explain(item) for item in error.errors()))
         raise UserError(f"{origin} {found}") from None
+    except RecursionError:
+        raise UserError(f"{origin} is nested too deeply; a recipe is sections of keys") from None
 
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401
@@ -234,7 +238,16 @@ def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     expected = error["msg"].removeprefix("Input should be ")
     if error["type"] == "model_type" and section:
         expected = f"a section with keys of its own, such as {section}.{known[0]}"
-    return f"{where}{key} is {error['input']!r}; expected {expected}"
+    return f"{where}{key} is {_found(error['input'])}; expected {expected}"
+
+
+def _found(value: Any) -> str:  # noqa: ANN401  whatever TOML holds
+    """A value as a message shows it, which may be longer than anybody reads."""
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        shown = hex(value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
 
 
 _SECTIONS: dict[str, type[Part]] = {

@@ -52,11 +52,13 @@ def compare(
         ),
     ] = "auto",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Random seeds per variant; by default 3.")
+        int | None, typer.Option(min=1, max=1000, help="Random seeds per variant; by default 3.")
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Worker processes; by default one per GPU, else one per core."),
+        typer.Option(
+            min=1, max=1024, help="Worker processes; by default one per GPU, else one per core."
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -91,13 +93,16 @@ def compare(
         int | None,
         typer.Option(
             min=0,
+            max=1000,
             help="Learning-rate search: trials per variant, of which the best two are trained "
             "again; by default 6, with --quick none.",
         ),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(min=0, help="How much worse is still no worse; by default per metric."),
+        typer.Option(
+            min=0, max=1e9, help="How much worse is still no worse; by default per metric."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed and a fifth of the steps; no verdict.")
@@ -133,7 +138,7 @@ def compare(
     ladder: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=2, help="Train every variant at N sizes, RECIPE's the largest."
+            metavar="N", min=2, max=16, help="Train every variant at N sizes, RECIPE's the largest."
         ),
     ] = None,
     against: Annotated[

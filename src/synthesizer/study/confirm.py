@@ -13,7 +13,7 @@ from synthesizer.study.rows import Row
 
 def parse_times(text: str) -> int:
     """'3x' -> 3."""
-    found = re.fullmatch(r"(\d+)x", text)
+    found = re.fullmatch("([0-9]{1,3})x", text)
     if found is None or int(found[1]) < 2:
         raise UserError(f"--confirm is {text!r}; expected how many times the steps, as in 3x")
     return int(found[1])

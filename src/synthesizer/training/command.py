@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from synthesizer.experiment.console import (
+    MOST,
     Imports,
     Overrides,
     Plain,
@@ -110,11 +111,11 @@ def generate(
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample instead of beam search.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Input lines per batch.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Input lines per batch.")] = 16,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of new tokens.")
+        int | None, typer.Option(min=1, max=MOST, help="Maximum number of new tokens.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed for --sample.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed for --sample.")] = 1,
     checkpoint: Weights = None,
     imports: Imports = None,
     verify: Verify = True,
