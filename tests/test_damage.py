@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 
 import pytest
 
@@ -110,6 +112,50 @@ def test_a_damaged_manifest_and_a_missing_file_are_named(finished, copy):
     (copy.path / "manifest.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"manifest.json is damaged"):
         load_model(copy)
+
+
+def test_files_of_a_run_follow_the_umask(finished):
+    """Those of safetensors were private whatever it said."""
+    old = os.umask(0o022)
+    os.umask(old)
+    modes = {p.name: p.stat().st_mode & 0o777 for p in finished[1].path.rglob("*") if p.is_file()}
+    del modes[".lock"]
+    assert set(modes.values()) == {0o666 & ~old}, modes
+
+
+@contextmanager
+def as_somebody_else():
+    """Without root's right to read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model/model.safetensors", "model/model.safetensors may not be read; ask its owner for"),
+        ("manifest.json", "manifest.json may not be read; ask its owner for the right to read it"),
+        ("result.json", "result.json may not be read; ask its owner"),
+        ("checkpoints/best.safetensors", "best.safetensors may not be read; ask its owner"),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_not_called_damaged(finished, capsys, name, said):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are private
+        os.chmod(folder, 0o755)
+        path = shutil.copytree(finished[1].path, f"{folder}/run")
+        os.chmod(f"{path}/{name}", 0)
+        more = ["--checkpoint", "best"] if "best" in name else []
+        with as_somebody_else():
+            assert main(["evaluate", str(path), *more]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "delete" not in err
+    assert err.count("\n") == 1
 
 
 def test_a_run_without_a_manifest_loads(copy):

@@ -80,6 +80,7 @@ def check_regular_file(path: Path) -> None:
         raise UserError(f"{path} is {kind}; expected a regular file: copy what it gives into one")
     on_disk = found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
     check_expansion(path, found.st_size, on_disk)
+    path.open("rb").close()  # what may not be read is a PermissionError, whatever reads it later
 
 
 def read_regular(path: Path) -> str:

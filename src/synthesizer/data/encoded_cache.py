@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import read_header, write_atomically
+from synthesizer.experiment.disk import write_atomically
+from synthesizer.experiment.run import read_header
 from synthesizer.untrusted import check_regular_file, who_else_may_write
 
 Array = NDArray[Any]

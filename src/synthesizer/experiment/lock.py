@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import cannot_write
 from synthesizer.untrusted import read_regular
 
 PATIENCE = (
@@ -40,8 +41,6 @@ def locked(folder: Path, activity: str, say: Callable[[str], None]) -> Iterator[
             "wait for it, stop it, or choose another --out"
         ) from None
     except OSError as error:
-        from synthesizer.experiment.run import cannot_write  # which imports this file
-
         raise cannot_write(path, error) from None
     try:
         if not isinstance(lock, SoftFileLock):  # which writes the same, where a disk has no flock

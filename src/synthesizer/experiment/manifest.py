@@ -25,6 +25,14 @@ REMEDY = (
     f"(if you changed the file yourself, delete {MANIFEST})"
 )
 
+FORBIDDEN = "may not be read"
+_ASK = "ask its owner for the right to read it (chmod a+r)"
+
+
+def remedy(damage: str) -> str:
+    """What to do about what find_damage found."""
+    return _ASK if FORBIDDEN in damage else REMEDY
+
 
 def manifest_text(folder: Path, more: dict[str, str]) -> str:
     """The manifest of all files below a folder, and of those about to be written with `more` text.
@@ -67,6 +75,8 @@ def find_damage(
         files = _read(folder / MANIFEST)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        return f"{MANIFEST} {FORBIDDEN}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is damaged" if folder.is_dir() else None
     absent = tuple(f"{name}/" for name in spared if not os.path.lexists(folder / name))
@@ -75,6 +85,8 @@ def find_damage(
             continue
         try:
             found = (folder / name).lstat()
+        except PermissionError:
+            return f"{name} {FORBIDDEN}"
         except OSError:
             return f"{name} is missing"
         if not stat.S_ISREG(found.st_mode):
@@ -84,6 +96,8 @@ def find_damage(
         if hashes and (found.st_size <= SMALL or name.startswith(large or "\0")):
             try:
                 same = _sha256(folder / name) == entry["sha256"]
+            except PermissionError:
+                return f"{name} {FORBIDDEN}"
             except OSError as error:
                 return f"{name} cannot be read ({error.strerror})"
             if not same:

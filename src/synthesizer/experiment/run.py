@@ -10,11 +10,12 @@ Every file is written atomically (a temporary file, then a rename), so a killed 
 resumable.
 """
 
-import errno
+import glob
 import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import FORBIDDEN, cannot_write, write_atomically
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.manifest import MANIFEST, REMEDY, WEIGHTS, find_damage, manifest_text
+from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.experiment.records import Logged, Result
 from synthesizer.untrusted import (
@@ -42,8 +44,6 @@ from synthesizer.untrusted import (
 
 STUDY = "study.json"  # what a comparison leaves beside its runs
 _READABLE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ADVICE = "the old file is intact: free some space and run the same command again"
-_FORBIDDEN = "make it writable, or choose another --out"
 LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
 
 
@@ -75,6 +75,8 @@ class Run:
             return parse_recipe(read_regular(path), str(path))
         except UnicodeDecodeError:
             raise self._damaged("recipe.toml is damaged (it is not UTF-8)") from None
+        except PermissionError:
+            raise
         except OSError:
             self.check(hashes=False)
             raise UserError(
@@ -85,6 +87,8 @@ class Run:
         """What a finished run reached."""
         try:
             result = parse_result(read_regular(self.path / "result.json"))
+        except PermissionError:
+            raise
         except OSError:
             self.check(hashes=False)
             raise UserError(
@@ -108,7 +112,7 @@ class Run:
         return any(self.checkpoints.glob("step-*"))
 
     def _damaged(self, what: str) -> UserError:
-        return UserError(f"{self.path}: {what}; {REMEDY}")
+        return UserError(f"{self.path}: {what}; {remedy(what)}")
 
     def claim(self, recipe: Recipe, *, record: bool = False) -> None:
         """Make the directory this recipe's, or refuse to mix it with what is there.
@@ -276,37 +280,6 @@ def read_header(
     return shape, is_fortran, dtype
 
 
-def write_atomically(
-    path: Path,
-    fill: Callable[[Path], None],
-    advice: str = _ADVICE,
-    forbidden: str = _FORBIDDEN,
-) -> None:
-    """Let `fill` write a file beside `path`, then move it there; on failure the old file stays.
-
-    The process id keeps two writers apart. The directory is synced too: without that a power cut
-    may forget the move although the content is on disk.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        beside.unlink(missing_ok=True)
-        os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o666))  # never through a planted link
-        fill(beside)
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        if os.name == "posix":
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-    except OSError as error:
-        with suppress(OSError):  # a read-only disk refuses this, too
-            beside.unlink(missing_ok=True)
-        raise cannot_write(path, error, advice, forbidden) from None
-
-
 def make_folder(path: Path) -> None:
     """Make an output directory; one that cannot be written is refused before there is work."""
     if path.exists() and not path.is_dir():
@@ -316,7 +289,7 @@ def make_folder(path: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot make {path} ({error.strerror}); check --out") from None
     if not os.access(path, os.W_OK):
-        raise UserError(f"{path} may not be written; {_FORBIDDEN}")
+        raise UserError(f"{path} may not be written; {FORBIDDEN}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -329,13 +302,13 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, fill)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of writers that were killed, where no lock says they all were."""
-    for path in folder.glob(".*.partial"):
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove what killed writers of a name, or of any, left behind; no lock says that all were."""
+    for path in folder.glob(f".{glob.escape(name)}*.partial"):
         writer = path.suffixes[-2].removeprefix(".") if len(path.suffixes) > 1 else ""
         if writer.isdecimal() and not _is_alive(int(writer)):
             with suppress(OSError):
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _is_alive(process: int) -> bool:
@@ -390,12 +363,3 @@ def _git(home: Path, *words: str) -> str | None:
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def cannot_write(
-    path: Path, error: OSError, advice: str = _ADVICE, forbidden: str = _FORBIDDEN
-) -> UserError:
-    """One line for a disk that is full, read-only or forbidden."""
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        advice = forbidden
-    return UserError(f"cannot write {path} ({error.strerror or error}); {advice}")

@@ -14,9 +14,10 @@ from queue import Empty, Queue
 from typing import Protocol
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import cannot_write
 from synthesizer.experiment.interruption import Interrupted, Interruption
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.run import cannot_write, remove_leftovers
+from synthesizer.experiment.run import remove_leftovers
 from synthesizer.study.worker import Message
 from synthesizer.untrusted import check_links
 

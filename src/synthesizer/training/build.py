@@ -190,7 +190,7 @@ def load_pretrained(folder: Path) -> SynthesizerPreTrainedModel:
         model: SynthesizerPreTrainedModel = MODELS[str(config.kind)].from_pretrained(
             folder, config=config, use_safetensors=True, **safe
         )
-    except UserError:
+    except (UserError, PermissionError):
         raise
     except _DAMAGE as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__

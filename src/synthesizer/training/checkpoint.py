@@ -8,7 +8,6 @@ Tensors are whole and on the CPU in every file: gathered from the shards where a
 so a run may resume on another number of processes.
 """
 
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -30,9 +29,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from synthesizer.errors import UserError, refuse_other_data
+from synthesizer.experiment.disk import write_atomically
 from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe_keys import Train
-from synthesizer.experiment.run import Run, write_atomically
+from synthesizer.experiment.run import Run
+from synthesizer.untrusted import check_regular_file
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 FIRST = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
@@ -60,22 +61,18 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     meta = json.dumps(checkpoint.meta, sort_keys=True)
     words = {"meta": meta, "checksum": _checksum(tensors, meta)}
-
-    def fill(beside: Path) -> None:
-        try:
-            save_file(tensors, beside, metadata=words)
-        except SafetensorError as error:
-            raise OSError(errno.EIO, str(error)) from None
-
-    write_atomically(path, fill)
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata=words))
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """Read a checkpoint; None where it is cut off or changed."""
     try:
+        check_regular_file(path)
         with safe_open(path, "pt") as file:
             words = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except PermissionError:
+        raise
     except (OSError, SafetensorError):
         return None
     meta = words.get("meta", "")

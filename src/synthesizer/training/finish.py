@@ -10,9 +10,10 @@ from torch import Tensor
 
 from synthesizer.attention.fast import has_kernel
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import cannot_write, disk_error, follow_umask
 from synthesizer.experiment.progress import Progress
 from synthesizer.experiment.recipe import Recipe, change, dump
-from synthesizer.experiment.run import Run, cannot_write, provenance
+from synthesizer.experiment.run import Run, provenance
 from synthesizer.metrics import in_single_precision
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token
@@ -142,10 +143,11 @@ def save_model(
     try:
         model.save_pretrained(run.model)
         task.tokenizer.save_pretrained(run.model)
-    except Exception as error:  # safetensors and tokenizers have their own for a full disk
-        if not isinstance(error, OSError) and "os error" not in str(error):
+        follow_umask(run.model)
+    except Exception as error:  # of the disk, if it is one
+        cause = disk_error(error)
+        if cause is None:
             raise
-        cause = error if isinstance(error, OSError) else OSError(str(error))
         advice = "the checkpoints are intact: free some space and run the same command again"
         raise cannot_write(run.model, cause, advice) from None
     run.write("model/README.md", model_card(recipe, result))
