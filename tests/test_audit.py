@@ -35,7 +35,7 @@ from synthesizer.audit.examples import Example, _token_losses, read_examples, ru
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
 from synthesizer.audit.run import audit
-from synthesizer.audit.subject import Asked
+from synthesizer.audit.subject import Asked, read_subject
 from synthesizer.audit.tune import Tuning, tune
 from synthesizer.cli import main
 from synthesizer.errors import UserError
@@ -150,8 +150,7 @@ def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric,
     assert count == 4
     model = auto.from_pretrained(tmp_path / "model").eval()
     rows = read_examples(home / CASES[metric][1], metric)
-    if metric != "loss":
-        rows = random.Random(0).sample(rows, len(rows))
+    rows = random.Random(0).sample(rows, len(rows))
     judge = encode(rows[20:], metric, model, load_tokenizer(str(tmp_path / "model")), 12)
     value = judge.value(run(model, judge).statistics.sum(0))
     assert value == pytest.approx(record["curve"][3]["value"], rel=1e-4)
@@ -440,3 +439,44 @@ def test_a_model_that_shares_its_attention_is_audited_and_not_converted():
         assert len(hook.discover(inputs("bert"))) == 3
         with pytest.raises(UserError, match="shares one attention among its layers"):
             build_converted(model, hook.layers, {0: HeadTables((0,), 8)})
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_some_examples_are_drawn_from_all_of_an_ordered_file(tmp_path, name):
+    """The first 300 pairs of STS-B's validation are one genre, and easier than the others."""
+    build(name).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    for part, count in (("fit", 60), ("judge", 200)):  # one word first, then another
+        rows = ["w1 w2 w3 w4" if n < count // 2 else "w5 w6 w7 w8" for n in range(count)]
+        (tmp_path / f"{part}.txt").write_text("\n".join(rows))
+
+    def read(**more):
+        asked = Asked(
+            model=str(tmp_path / "model"), data=tmp_path / "judge.txt", fit=tmp_path / "fit.txt",
+            out=tmp_path / "out", metric="loss", max_len=8, examples=20, fit_examples=20,
+            rank_examples=10, rankings=1, steps=1, **more,
+        )  # fmt: skip
+        return read_subject(asked), asked
+
+    subject, asked = read()
+    for part in (subject.fit, subject.rank, subject.judge):
+        late = sum("w5" in texts[0] for texts in part.texts)
+        assert 0.2 * len(part) <= late <= 0.8 * len(part)
+    assert subject.rank.texts == subject.fit.texts[:10]
+    assert subject.judge.texts == read()[0].judge.texts
+    assert subject.judge.texts != read(seed=1)[0].judge.texts
+    record = audit(asked, lambda text: None)
+    total = 200 if name == "bert" else subject.judge.drawn_from
+    assert (record["num_judge"], record["num_judge_rows"], record["seed"]) == (20, total, 0)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"20 other examples of judge.txt, drawn at random from {total} (seed 0)" in page
+
+
+def test_half_of_an_ordered_file_judges_all_of_it(home, tmp_path):
+    """A masked language model reads rows, not one stream: they need not keep their order."""
+    (tmp_path / "texts.txt").write_text("\n".join(["w1 w2"] * 20 + ["w5 w6"] * 20))
+    asked = Asked(
+        model=str(home / "masked"), data=tmp_path / "texts.txt", out=tmp_path / "out", max_len=8
+    )
+    judged = [texts[0] for texts in read_subject(asked).judge.texts]
+    assert 4 <= judged.count("w5 w6") <= 16

@@ -1,20 +1,27 @@
 """What an engineer's own model and file may have: read rightly, or refused in one line."""
 
 import json
+import resource
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     GPT2ForSequenceClassification,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
     T5EncoderModel,
 )
 
 from pretrained import VOCAB, build
+from synthesizer.audit.convert import build_converted
+from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, num_positions
 from synthesizer.cli import main
+from synthesizer.models.tables import HeadTables
 from test_audit import sentences, tokenizer
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -150,3 +157,115 @@ def test_a_long_ranking_says_how_long_it_will_take(home, tmp_path, capsys, monke
     monkeypatch.setattr("synthesizer.audit.measured.SAID_EVERY", 0)
     assert audited(home, tmp_path / "out", "bert", "texts.txt") == 0
     assert "5 of 6 heads measured, 0 minutes to go" in capsys.readouterr().err
+
+
+# odd models
+
+
+def changed(home, tmp_path, name, **values):
+    """A copy of a model's folder with other values in its config.json."""
+    shutil.copytree(home / name, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return tmp_path / "model"
+
+
+ODD = {
+    "no heads": {"n_head": 0},
+    "heads below zero": {"n_head": -4},
+    "layers in a text": {"n_layer": "2"},
+    "half a layer": {"n_layer": 2.5},
+    "null layers": {"n_layer": None},
+    "padding beyond the vocabulary": {"pad_token_id": 10**9},
+    "a milliard classes": {"num_labels": 10**9},
+    "a milliard positions": {"n_positions": 10**9},
+    "a milliard numbers": {"n_embd": 10**9},
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_an_odd_config_is_one_line_and_takes_no_memory(home, tmp_path, case, capsys):
+    model = changed(home, tmp_path, "gpt2-classifier", **ODD[case])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert audited(home, tmp_path / "out", model, "labels.csv") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line[:18] for line in said] == ["synthesizer: error"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_heads", 10**9), ("num_heads", None), ("d_head", 0), ("heads", [7]),
+                       ("max_len", 10**9), ("max_len", "2"), ("kind", {})],
+)  # fmt: skip
+def test_an_odd_converted_model_is_refused(home, tmp_path, key, value, capsys):
+    bert = build("bert")
+    with torch.no_grad(), Hook(bert) as hook:
+        hook.discover({"input_ids": torch.ones(1, 4, dtype=torch.long)})
+        tables = {0: HeadTables((1,), 16)}
+        build_converted(bert, hook.layers, tables).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    (facts,) = config["replaced"].values()
+    facts[key] = value
+    path.write_text(json.dumps(config))
+    assert audited(home, tmp_path / "out", tmp_path / "model", "texts.txt") == 2
+    assert capsys.readouterr().err.count("synthesizer: error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "metric"),
+    [("bert", "texts.txt", "loss"), ("bert", "texts.txt", "agreement"),
+     ("gpt2-classifier", "labels.csv", "accuracy")],
+)  # fmt: skip
+def test_a_model_whose_outputs_are_no_numbers_is_refused_before_the_first_head(
+    home, tmp_path, name, data, metric, capsys
+):
+    model = changed(home, tmp_path, name)
+    weights = load_file(model / "model.safetensors")
+    key = next(key for key in weights if key.endswith(("LayerNorm.weight", "ln_f.weight")))
+    weights[key][0] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    assert audited(home, tmp_path / "out", model, data, "--metric", metric) == 2
+    said = capsys.readouterr().err
+    assert f"the model's own {metric} is nan" in said
+    assert "alone" not in said  # no head was replaced
+
+
+# speed that cannot be measured
+
+
+def olmo():
+    """Queries and keys are normalized over all heads."""
+    more = {"num_key_value_heads": 2, "max_position_embeddings": 16, "pad_token_id": 0}
+    return Olmo2ForCausalLM(Olmo2Config(vocab_size=VOCAB, **SMALL, **more))
+
+
+def bigcode():
+    """All heads share one key and one value."""
+    from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM  # which uses torch.jit
+
+    return GPTBigCodeForCausalLM(
+        GPTBigCodeConfig(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("architecture", [olmo, bigcode])
+def test_a_speed_that_cannot_be_measured_is_left_out_with_a_word(
+    home, tmp_path, architecture, capsys
+):
+    torch.manual_seed(0)
+    architecture().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    out = tmp_path / "out"
+    assert audited(home, out, tmp_path / "model", "long.txt") == 0
+    said = capsys.readouterr().err
+    record = json.loads((out / "audit.json").read_text())
+    assert record["speed"] == []
+    assert "cannot be run with heads left out of it" in record["untimed"]
+    assert f"speed was not measured: {record['untimed']}" in said
+    assert "cannot be run with heads left out of it" in (out / "report.html").read_text()
+    assert main(["convert", str(out), "--heads", "1", "--out", str(tmp_path / "m")]) == 2
+    assert "audit works, convert does not" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()

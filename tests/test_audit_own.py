@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
+from synthesizer.audit.run_data import RunData
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
@@ -265,6 +266,18 @@ def run(tmp_path_factory):
     recipe = language_model(folder, "model.num_layers=2", synthesis="dot")
     fit(recipe, Run(folder / "run"))
     return folder / "run"
+
+
+def test_some_of_a_run_s_test_split_are_drawn(run):
+    data = RunData(Run(run), "loss")
+    whole = data.judging(None, 0).texts
+    assert len(whole) > 4
+    some = data.judging(3, 0)
+    places = [whole.index(text) for text in some.texts]
+    assert len(some) == 3
+    assert places != [0, 1, 2]
+    assert some.drawn_from == len(whole)
+    assert data.judging(3, 0).texts == some.texts
 
 
 def test_a_run_is_audited_on_its_own_data_and_converted(run, tmp_path, capsys):

@@ -101,8 +101,8 @@ FOLDERS = {
         instead("model.safetensors", lambda path: path.write_bytes(b"\xff" * 99)), "cannot load",
     ),
     "nesting": (lambda f: (f / "config.json").write_text("[" * 10**6), "maximum recursion depth"),
-    "many layers": (lambda f: change(f / "config.json", num_hidden_layers=10**7), "10000000 lay"),
-    "a large vocabulary": (lambda f: change(f / "config.json", vocab_size=2**40), "cannot load"),
+    "many layers": (lambda f: change(f / "config.json", num_hidden_layers=10**7), "layers 100000"),
+    "a large vocabulary": (lambda f: change(f / "config.json", vocab_size=2**40), "numbers and"),
 }  # fmt: skip
 
 

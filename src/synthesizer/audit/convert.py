@@ -25,14 +25,17 @@ from synthesizer.audit.load import (
     load_model,
     load_reader,
     reads_targets,
-    run_of,
 )
 from synthesizer.audit.measured import Say
 from synthesizer.audit.media import MediaRows, media_of, read_media
-from synthesizer.audit.record import RECORD, TABLES, model_name, read_audit
+from synthesizer.audit.record import RECORD, TABLES, model_name, model_path, read_audit
 from synthesizer.audit.run_data import RunData
+from synthesizer.audit.size import random_texts
 from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
+from synthesizer.audit.weights import check_weights, run_of, sha256
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import write_folder
+from synthesizer.experiment.run import remove_leftovers
 from synthesizer.models.converted import (
     check_convertible,
     converted_config,
@@ -117,35 +120,89 @@ class Asked:
 def convert(asked: Asked, say: Say) -> int:
     """Write the converted model's folder; how many heads were replaced is returned."""
     record = read_audit(asked.audit)
-    if os.path.lexists(asked.out):
-        own = {CHECKPOINT} if asked.tuning is not None else set()
-        if not asked.out.is_dir() or {path.name for path in asked.out.iterdir()} - own:
-            raise UserError(f"{asked.out} is not an empty directory; name another --out")
-        check_links(asked.out)
-    count = _count(asked, record)
-    model = load_model(record["model"], record["metric"])
-    reader = load_reader(record["model"], model)
+    _check_out(asked)
+    count, name = _count(asked, record), model_path(record)
+    model = load_model(name, record["metric"])
+    _check_same(asked, record, name, say)
+    reader = load_reader(name, model)
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(asked.audit, record, record["order"][:count])
     try:
         converted = build_converted(model, layers, chosen)
-    except (AssertionError, AttributeError, IndexError, RuntimeError) as error:
-        cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        _run(converted, reader)
+    except UserError:
+        raise
+    except Exception as error:  # whatever an architecture's code says
+        cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
+        named = {layer.name for layer in layers} <= {name for name, _ in model.named_modules()}
+        if not named or not record.get("weights"):
+            raise UserError(
+                f"{asked.audit} is an audit of another model than {name} ({cause}); audit this one"
+            ) from None
         raise UserError(
-            f"{asked.audit} is an audit of another model than {record['model']} ({cause}); audit "
-            "this one"
+            f"a {type(model).__name__} cannot be run with heads left out of it ({cause}); audit "
+            "works, convert does not"
         ) from None
     tuned = None
     if asked.tuning is not None:
         rows = _tuning_rows(asked, record, model, reader)
         asked.out.mkdir(parents=True, exist_ok=True)
         tuned = tune(model, converted, rows, asked.tuning, say, asked.out)
-    converted.save_pretrained(asked.out)
-    reader.save(asked.out)
-    card = model_card(record, count, asked, tuned)
-    (asked.out / "README.md").write_text(card, encoding="utf-8")
-    (asked.out / CHECKPOINT).unlink(missing_ok=True)
+
+    def fill(folder: Path) -> None:
+        converted.save_pretrained(folder)
+        reader.save(folder)
+        card = model_card(record, count, asked, tuned)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    remove_leftovers(asked.out.resolve().parent, f"{asked.out.resolve().name}.")
+    write_folder(asked.out, fill, lambda: _clear(asked.out))
     return count
+
+
+def _check_out(asked: Asked) -> None:
+    """Refuse a folder that holds anything but a tuning that was stopped."""
+    if not os.path.lexists(asked.out):
+        return
+    there = list(asked.out.iterdir()) if asked.out.is_dir() else [asked.out]
+    if any(asked.tuning is None or not _is_tuning(path) for path in there):
+        raise UserError(f"{asked.out} is not an empty directory; name another --out")
+    check_links(asked.out)
+
+
+def _is_tuning(path: Path) -> bool:
+    """Whether a file is a tuning's checkpoint, or half of one: ours, safetensors' beneath it."""
+    return path.name == CHECKPOINT or path.name.startswith((f".{CHECKPOINT}.", ".tmp"))
+
+
+def _clear(out: Path) -> None:
+    """Make a folder empty that held a tuning."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if _is_tuning(path):
+            path.unlink()
+
+
+def _check_same(asked: Asked, record: dict[str, Any], name: str, say: Say) -> None:
+    """Refuse weights and tables that are not those of the audit."""
+    tables = asked.audit / TABLES
+    known = record.get("tables_sha256")
+    if known and tables.is_file() and sha256(tables) != known:
+        raise UserError(
+            f"{tables} is damaged (its sha256 is not the one in {RECORD}); restore it from a copy, "
+            "or run synthesizer audit again"
+        )
+    if record.get("weights"):
+        check_weights(name, record["weights"], asked.audit)
+    else:
+        say(f"{asked.audit / RECORD} names no sha256 of the weights: they cannot be compared")
+
+
+@torch.no_grad()
+def _run(converted: PreTrainedModel, reader: Reader) -> None:
+    """Let a model read a text: code that needs all heads fails before anything is written."""
+    if reader.kind == TEXTS:
+        with torch.random.fork_rng(devices=[]):
+            converted(**{key: ids[:1] for key, ids in random_texts(converted, 2).items()})
 
 
 def _tuning_rows(
@@ -160,7 +217,7 @@ def _tuning_rows(
         examples = read_examples(asked.texts, metric)
         rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
         return TokenRows(rows, reader.tokenizer)
-    run = run_of(record["model"])
+    run = run_of(model_path(record))
     if run is None:
         raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
     return TokenRows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
@@ -182,7 +239,7 @@ def read_tables(
             state = {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
             whole.load_state_dict(state, assign=True)
             found[place] = whole
-    except UserError:
+    except (UserError, PermissionError):
         raise
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__

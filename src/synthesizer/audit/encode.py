@@ -2,6 +2,7 @@
 
 import math
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from synthesizer.audit.examples import IGNORED, Example, Examples, is_number
+from synthesizer.audit.examples import IGNORED, Example, Examples, draw, is_number
 from synthesizer.audit.load import decoder_start, is_causal, reads_targets
 from synthesizer.errors import UserError
 from synthesizer.models.table_heads import is_own
@@ -27,10 +28,14 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     max_len: int,
     limit: int | None = None,
+    seed: int = 0,
 ) -> Examples:
-    """Tokens in batches of similar length; of windows and of rows, the first `limit`."""
+    """Tokens in batches of similar length; the first `limit` rows, or so many windows drawn."""
+    drawn_from = len(examples)
     if metric == "loss" and is_causal(model):
-        rows, num_cut = _windows(examples, model, tokenizer, max_len, limit), 0
+        windows, num_cut = _windows(examples, model, tokenizer, max_len), 0
+        drawn_from = len(windows)
+        rows = [windows[place] for place in draw(drawn_from, limit, seed)]
         examples = [Example((tokenizer.decode(row["input_ids"]),)) for row in rows]
     else:
         examples = examples[:limit]
@@ -60,7 +65,8 @@ def encode(
             chosen = []
         chosen.append(place)
     batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
-    return Examples(metric, batches, targets, num_cut, [example.texts for example in examples])
+    texts = [example.texts for example in examples]
+    return Examples(metric, batches, targets, num_cut, texts, drawn_from)
 
 
 def _num_embeddings(model: PreTrainedModel) -> int | None:
@@ -87,7 +93,7 @@ def tuning_rows(
     alone = [Example((text,)) for example in examples for text in example.texts]
     if not is_causal(model):
         return _rows(alone, "agreement", model, tokenizer, max_len)[0]
-    windows = _windows(alone, model, tokenizer, max_len, None)
+    windows = _windows(alone, model, tokenizer, max_len)
     if not windows:
         raise _too_short(max_len)
     return [{"input_ids": row["input_ids"]} for row in windows]
@@ -122,27 +128,35 @@ def _too_short(max_len: int) -> UserError:
     )
 
 
+class _Windows(Sequence[dict[str, list[int]]]):
+    """One stream of tokens, cut into windows when they are asked for."""
+
+    def __init__(self, stream: "array[int]", size: int, start: list[int]) -> None:
+        self.stream, self.size, self.start = stream, size, start
+
+    def __len__(self) -> int:
+        return len(self.stream) // self.size
+
+    def __getitem__(self, place: Any) -> Any:  # noqa: ANN401  an int; typed as Sequence asks
+        at = range(len(self))[place] * self.size
+        ids = [*self.start, *self.stream[at : at + self.size]]
+        return {"input_ids": ids, "labels": ids}
+
+
 def _windows(
     examples: Sequence[Example],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     max_len: int,
-    limit: int | None,
-) -> list[dict[str, list[int]]]:
+) -> _Windows:
     """One stream of all texts, cut into windows that each begin as the model's texts do."""
     first = model.config.bos_token_id if is_own(model) else tokenizer.bos_token_id
     start = [] if first is None else [first]
-    stream: list[int] = []
+    stream = array("q")
     for example in examples:
-        if limit is not None and len(stream) >= limit * max_len:
-            break
         text = example.texts[0] if example.texts[0].endswith("\n") else example.texts[0] + "\n"
-        stream += tokenizer(text, add_special_tokens=False)["input_ids"]
-    size = max_len - len(start)
-    cuts = range(0, len(stream) - size + 1, size)[:limit]
-    return [
-        {"input_ids": ids, "labels": ids} for ids in (start + stream[c : c + size] for c in cuts)
-    ]
+        stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _Windows(stream, max_len - len(start), start)
 
 
 def _rows(

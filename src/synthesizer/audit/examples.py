@@ -8,6 +8,7 @@ spearman    pairs and a score         cosine of the mean embeddings, ranked as t
 agreement   texts                     cosine of the output and the original's, in percent
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,7 @@ class Examples:
     targets: list[Any]
     num_cut: int  # texts cut at max_len
     texts: list[tuple[str, ...]]
+    drawn_from: int = 0  # rows or windows that there were to draw from
 
     @property
     def higher_is_better(self) -> bool:
@@ -113,6 +115,13 @@ class Outcome:
             now, then = self.outputs.log_softmax(-1), original.outputs.log_softmax(-1)
             return (then.exp() * (then - now)).sum(-1).double().numpy()
         return (1 - torch.cosine_similarity(self.outputs, original.outputs)).double().numpy()
+
+
+def draw(count: int, limit: int | None, seed: int) -> list[int]:
+    """Which of so many are taken: all in their order, or some at random; fewer are among more."""
+    if limit is None or limit >= count:
+        return list(range(count))
+    return random.Random(seed).sample(range(count), count)[:limit]
 
 
 def found_path(path: Path, what: str) -> Path:

@@ -109,11 +109,13 @@ class Hook:
         self._found = []
         try:
             self.model(**inputs)
-        except (AttributeError, TypeError, ValueError) as error:  # texts and images at once, ...
+        except UserError:
+            raise
+        except Exception as error:  # texts and images at once, an odd config.json, ...
             cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
             raise UserError(
                 f"{type(self.model).__name__} cannot be run on {', '.join(inputs)} alone ({cause});"
-                " audit a model that reads one kind of input"
+                " audit a model that reads one kind of input, and check its config.json"
             ) from None
         found, self._found = self._found, None
         self.layers = [layer for layer in found if layer is not None]

@@ -3,14 +3,12 @@
 A folder may be anybody's: no code of it is executed, no pickle is read, no file outside of it.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -20,8 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from synthesizer.audit.weights import check_folder, check_size, locate
 from synthesizer.errors import UserError
-from synthesizer.experiment.run import Run
 from synthesizer.models import MODELS, SynthesizerModel
 from synthesizer.models.converted import (
     MODEL_TYPE,
@@ -32,9 +30,8 @@ from synthesizer.models.converted import (
 from synthesizer.models.interface import require_interface
 from synthesizer.models.table_heads import dot_layers, is_own
 from synthesizer.models.tables import ABSOLUTE
-from synthesizer.untrusted import check_regular_file, read_regular
+from synthesizer.untrusted import check_regular_file
 
-WEIGHTS = "model.safetensors"
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 TEXTS, IMAGES, SOUNDS = "texts", "images", "sounds"
 _READ = {  # by a model's main input
@@ -45,23 +42,19 @@ _READ = {  # by a model's main input
 }
 _CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
-_DAMAGE = (
-    AttributeError, ImportError, KeyError, OSError, RuntimeError, SafetensorError, TypeError,
-    ValueError,
-)  # fmt: skip
 
 
 def load_model(name: str, metric: str | None) -> PreTrainedModel:
     """The model, as the class that its folder names; its base alone where embeddings are asked."""
-    where, options = _where(name)
+    where, options = locate(name)
     try:
-        if Path(where).is_dir() and not options:
-            _check_folder(Path(where))
+        held = _held(Path(where), options)
         config = AutoConfig.from_pretrained(where, **SAFE, **options)
         chosen = _class_of(config, is_gguf=bool(options))
         if metric == "spearman" and not chosen.__name__.endswith("EncoderModel"):
             chosen = AutoModel  # embeddings need no head
+        if held is not None:
+            check_size(chosen, config, held, name)
         model, found = chosen.from_pretrained(
             where,
             output_loading_info=True,
@@ -71,9 +64,9 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
             **SAFE,
             **options,
         )
-    except UserError:
+    except (UserError, PermissionError):
         raise
-    except _DAMAGE as error:
+    except Exception as error:  # whatever an architecture's code says to an odd config.json
         raise _unreadable(name, error) from None
     missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # it is not read
     if missing:
@@ -86,16 +79,6 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
     else:
         require_interface(model)
     return model.eval()
-
-
-def run_of(name: str) -> Run | None:
-    """The finished run of `synthesizer train` that a name is the directory of."""
-    run = Run(name)
-    if not (run.path / "recipe.toml").exists():
-        return None
-    if not run.is_finished:
-        raise UserError(f"{name} is a run that is not finished; train it to its end first")
-    return run
 
 
 def attend_fast(model: PreTrainedModel) -> None:
@@ -128,8 +111,8 @@ def load_reader(name: str, model: PreTrainedModel) -> Reader:
         return Reader(kind, tokenizer)
     auto: Any = AutoImageProcessor if kind == IMAGES else AutoFeatureExtractor
     try:
-        processor = auto.from_pretrained(_where(name)[0], **SAFE)
-    except _DAMAGE as error:
+        processor = auto.from_pretrained(locate(name)[0], **SAFE)
+    except Exception as error:
         raise UserError(
             f"cannot load a processor of {kind} from {name} ({_cause(error)}); put the model's "
             "preprocessor_config.json into its folder"
@@ -150,10 +133,10 @@ def what_is_read(model: PreTrainedModel) -> str:
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
     """The tokenizer in the model's folder."""
-    where, options = _where(name)
+    where, options = locate(name)
     try:
         return AutoTokenizer.from_pretrained(where, **SAFE, **options)
-    except _DAMAGE as error:
+    except Exception as error:
         raise UserError(
             f"cannot load a tokenizer from {name} ({_cause(error)}); put the model's "
             "tokenizer into its folder"
@@ -174,6 +157,11 @@ def settle_padding(model: PreTrainedModel, tokenizer: Any) -> None:  # noqa: ANN
         raise UserError(
             f"{type(model).__name__} needs a padding token to read several texts at once, and "
             "neither config.json nor the tokenizer has one; set pad_token_id in config.json"
+        )
+    if not 0 <= config.pad_token_id < config.get_text_config().vocab_size:
+        raise UserError(
+            f"pad_token_id in config.json is {config.pad_token_id}, and the model has "
+            f"{config.get_text_config().vocab_size} tokens; set it to the tokenizer's"
         )
 
 
@@ -261,46 +249,12 @@ def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of
     return converted_model(named) if is_converted else named
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse weights that are no safetensors of the folder, and layers that they do not hold."""
-    config = json.loads(read_regular(folder / "config.json"))
-    index = folder / f"{WEIGHTS}.index.json"
-    if not (folder / WEIGHTS).exists() and index.exists():
-        files = sorted(
-            {str(name) for name in json.loads(read_regular(index))["weight_map"].values()}
-        )
-    else:
-        files = [WEIGHTS]
-    count = 0
-    for name in files:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(
-                f"{index} names {name!r}; expected .safetensors files of the same folder"
-            )
-        if not (folder / name).exists():
-            raise UserError(
-                f"{folder} holds no {name}; weights in a pickle are not read: load them where you "
-                "trust them and save them again with save_pretrained"
-            )
-        check_regular_file(folder / name)
-        with safe_open(folder / name, "pt") as file:
-            count += len(list(file.keys()))
-    layers = max(int(config.get(key) or 0) for key in _LAYERS)
-    if layers > 10 * count:  # some architectures share one layer's weights among all
-        raise UserError(
-            f"{folder}: config.json has {layers} layers and the weights {count} tensors; "
-            "check where it comes from"
-        )
-
-
-def _where(name: str) -> tuple[str, dict[str, str]]:
-    path = Path(name)
-    if (run := run_of(name)) is not None:
-        run.check("model/")
-        return str(run.model), {}
-    if path.suffix == ".gguf":
-        return str(path.parent), {"gguf_file": path.name}
-    return name, {}
+def _held(where: Path, options: dict[str, str]) -> int | None:
+    """How many numbers the weights of a folder or a .gguf hold at most; None of a hub name."""
+    if not options:
+        return check_folder(where) if where.is_dir() else None
+    check_regular_file(where / options["gguf_file"])
+    return 8 * (where / options["gguf_file"]).stat().st_size  # one bit each, at least
 
 
 def _unreadable(name: str, error: Exception) -> UserError:
@@ -312,4 +266,4 @@ def _unreadable(name: str, error: Exception) -> UserError:
 
 
 def _cause(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0][:200]
+    return " ".join(str(error).split())[:200] or repr(error)

@@ -89,13 +89,13 @@ def _read(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         lines = [json.loads(line) for line in whole.split("\n") if line]
         known = {line["name"]: line["found"] for line in lines[1:]}
         before = lines[0]["facts"] if lines else facts
-        other = [name for name in facts if before[name] != facts[name]]
-    except (ValueError, KeyError, TypeError):
+        other = [name for name in facts if before.get(name) != facts[name]]
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is damaged; delete it to measure from the beginning") from None
     if other:
         name = other[0]
         raise UserError(
-            f"{path} is of an unfinished audit whose {name} was {before[name]}, and now it is "
+            f"{path} is of an unfinished audit whose {name} was {before.get(name)}, and now it is "
             f"{facts[name]}; repeat that command, name another --out, or delete the file"
         )
     return known

@@ -210,7 +210,7 @@ def encode_media(
     examples: Sequence[Example], media: Media, max_len: int, limit: int | None = None
 ) -> Examples:
     """The first `limit` files in batches; sounds of their own lengths are read one by one."""
-    examples, model = examples[:limit], media.model
+    drawn_from, examples, model = len(examples), examples[:limit], media.model
     targets = [example.target for example in examples]
     if media.metric == "accuracy":
         targets = [class_number(target, model.config) for target in targets]
@@ -221,7 +221,8 @@ def encode_media(
         size = size if longest else 1
         num_cut = sum(_num_samples(e) > longest for e in examples) if longest else 0
     texts = [example.texts for example in examples]
-    return Examples(media.metric, Batches(media, examples, size), targets, num_cut, texts)
+    batches = Batches(media, examples, size)
+    return Examples(media.metric, batches, targets, num_cut, texts, drawn_from)
 
 
 def open_image(example: Example) -> Image.Image:

@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LogNorm, PowerNorm
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from synthesizer.audit.cost import unit
-from synthesizer.audit.record import model_name
+from synthesizer.audit.record import PAGE, RECORD, TABLES, model_name, read_audit
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import make_folder, write_text
 from synthesizer.report.page import Plot, Section, figures, page, paragraph, table, text
 from synthesizer.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
+from synthesizer.untrusted import check_regular_file
 
 Record = dict[str, Any]
+_INCOMPLETE = (
+    ArithmeticError, AttributeError, LookupError, SafetensorError, TypeError, ValueError,
+)  # fmt: skip
 _NEAR = 8  # distances shown on each side
 _KINDS = {
     "positional": "attends by distance",
@@ -34,15 +41,38 @@ def audit_page(record: Record, tables: Path) -> str:
         Section("Which heads", _heads_words(record) + figures([_heat(record, "moved")])),
     ]
     if record["table"] == "relative":
+        check_regular_file(tables)
         plots = _maps(record, load_file(tables))
         sections.append(Section("Where heads look on average", figures(plots)))
     if record.get("speed"):
         sections.append(Section("Measured speed", _speed(record)))
+    elif record.get("untimed"):
+        sections.append(Section("Measured speed", paragraph(f"None: {record['untimed']}.")))
     if record["most_moved"]:
         sections.append(Section("Examples that moved farthest", _moved(record)))
     sections.append(Section("How it was measured", _method(record)))
     title = f"Which heads of {model_name(record)} need dot products?"
     return page(title, sections, _lead(record))
+
+
+def draw_again(folder: Path, out: Path | None) -> Path:
+    """Draw the page of a finished audit from its record."""
+    record = read_audit(folder)
+    try:
+        html = audit_page(record, folder / TABLES)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no {TABLES}, which its page shows; restore it from a copy"
+        ) from None
+    except _INCOMPLETE as error:
+        raise UserError(
+            f"{folder / RECORD} is not the whole record of an audit ({error!r:.200}); run "
+            "synthesizer audit again"
+        ) from None
+    home = out or folder
+    make_folder(home)
+    write_text(home / PAGE, html)
+    return home / PAGE
 
 
 def _lead(record: Record) -> str:
@@ -244,14 +274,24 @@ def _moved(record: Record) -> str:
     return figures(pictures) + body.replace('class="scroll"', 'class="scroll words"', 1)
 
 
+def _drawn(record: Record, part: str) -> str:
+    """Of how many rows some were drawn; records of older versions took the first."""
+    count = record.get(f"num_{part}_rows", 0)
+    if count <= record[f"num_{part}"]:
+        return ""
+    return f", drawn at random from {count:,} (seed {record['seed']})"
+
+
 def _method(record: Record) -> str:
+    fit, judge = _drawn(record, "fit"), _drawn(record, "judge")
     return (
         paragraph(
-            f"Attention was averaged over {record['num_fit']} examples ({record['fit']}); heads "
-            f"were ranked on {record['num_rank']} of them by how far outputs move, measured again "
-            f"as more were replaced; the curve is measured on {record['num_judge']} other examples "
-            f"of {record['data']}. Points are tried from the left, and the first whose interval "
-            "reaches the allowed loss ends it, so that the claim errs in one of twenty audits."
+            f"Attention was averaged over {record['num_fit']} examples ({record['fit']}{fit}); "
+            f"heads were ranked on {record['num_rank']} of them by how far outputs move, measured "
+            f"again as more were replaced; the curve is measured on {record['num_judge']} other "
+            f"examples of {record['data']}{judge}. Points are tried from the left, and the first "
+            "whose interval reaches the allowed loss ends it, so that the claim errs in one of "
+            "twenty audits."
         )
         + paragraph(record["command"], "note")
         + paragraph(", ".join(f"{k} {v}" for k, v in record["versions"].items()), "note")

@@ -30,6 +30,9 @@ class _Record(BaseModel):
     data: str
     num_judge: int
     reads: Literal["texts", "images", "sounds"] = "texts"
+    path: str = ""  # absolute, where the model is on this disk
+    weights: dict[str, str] = {}  # sha256 of each file; records of older versions have none
+    tables_sha256: str = ""
 
 
 def read_audit(path: Path) -> dict[str, Any]:
@@ -43,6 +46,8 @@ def read_audit(path: Path) -> dict[str, Any]:
         ):
             raise ValueError("order names a head that no layer has")
         record: dict[str, Any] = json.loads(text)
+    except PermissionError:
+        raise
     except OSError:
         raise UserError(
             f"{path} holds no {RECORD}, so it is not an audit; "
@@ -57,6 +62,12 @@ def read_audit(path: Path) -> dict[str, Any]:
             f"{path / RECORD} is not the record of an audit ({why}); run synthesizer audit again"
         ) from None
     return record
+
+
+def model_path(record: dict[str, Any]) -> str:
+    """What to load the audited model from: where it was or, once that is gone, as it was named."""
+    path = record.get("path", "")
+    return str(path if path and Path(path).exists() else record["model"])
 
 
 def model_name(record: dict[str, Any]) -> str:

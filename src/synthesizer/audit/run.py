@@ -7,6 +7,7 @@ measured.jsonl       of an unfinished audit: what it has measured so far
 """
 
 import json
+import math
 import platform
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,12 +30,13 @@ from synthesizer.audit.cost import (
     sentence,
     why_ended,
 )
+from synthesizer.audit.examples import Examples, Outcome
 from synthesizer.audit.hook import Hook, Layer, tables_before
-from synthesizer.audit.load import IMAGES, TEXTS, attend_fast, run_of
+from synthesizer.audit.load import IMAGES, TEXTS, attend_fast
 from synthesizer.audit.measured import Measured, Say, fingerprint
 from synthesizer.audit.media import thumbnail
 from synthesizer.audit.page import audit_page
-from synthesizer.audit.record import PAGE, RECORD, TABLES, read_audit
+from synthesizer.audit.record import PAGE, RECORD, TABLES
 from synthesizer.audit.size import measure_speed, num_timed, random_texts, size_with
 from synthesizer.audit.subject import (
     Asked,
@@ -45,9 +47,11 @@ from synthesizer.audit.subject import (
     read_subject,
     timed_lengths,
 )
+from synthesizer.audit.weights import run_of, sha256
 from synthesizer.errors import UserError
+from synthesizer.experiment.disk import write_atomically
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.run import make_folder, provenance, write_atomically
+from synthesizer.experiment.run import make_folder, provenance, remove_leftovers, write_text
 
 SHOWN = 5  # examples whose outputs moved farthest
 
@@ -70,6 +74,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     make_folder(asked.out)
     with locked(asked.out, "auditing", say):
         check_unfinished(asked.out)  # the process that was waited for may have finished it
+        remove_leftovers(asked.out)
         with hook:
             record = _record(asked, hook, subject)
             count = len(hook.layers)
@@ -79,7 +84,9 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
             record |= _measure(asked, subject, auditor, averages, say)
         record["sizes"] = sizes(record)
         say("timing forward passes")
-        record["speed"] = _speeds(subject.model, record, auditor, timed)
+        record["speed"], record["untimed"] = _speeds(subject.model, record, auditor, timed)
+        if record["untimed"]:
+            say(f"speed was not measured: {record['untimed']}")
         _write(asked.out, record, averages, asked.table)
         auditor.measured.finish()
     return record
@@ -105,6 +112,7 @@ def _auditor(
         "number of threads": str(torch.get_num_threads()),
         "checksum of texts": str(fingerprint(tensors)),
         "checksum of averages": str(fingerprint(parameters)),
+        "sha256 of weights": " ".join(subject.weights.values()),
     }
     auditor.measured = Measured(asked.out, facts)
     if auditor.measured.num_known:
@@ -117,6 +125,8 @@ def _measure(
 ) -> dict[str, Any]:
     """Rank the heads, walk down the ranking, and answer."""
     rank, judge = subject.rank, subject.judge
+    for examples in (rank, judge):
+        _check_finite(auditor.original(examples), examples)
     explained = explain(auditor.hook, rank.inputs(subject.model), averages)
     before = tables_before(auditor.hook.layers)
     if before:
@@ -163,18 +173,34 @@ def _speeds(
     record: dict[str, Any],
     auditor: Auditor,
     timed: dict[int, dict[str, Tensor]],
-) -> list[Any]:
-    """Time the original beside models along the curve: thirds of it, and the answer."""
+) -> tuple[list[Any], str]:
+    """Time the original beside models along the curve: thirds of it, and the answer.
+
+    Where that cannot be done nothing is timed, and why is said: all else has been measured.
+    """
     models, total = {0: model}, len(record["order"])
     counts = {total // 3, 2 * total // 3, record["answer"]["replaced"], total} - {0}
     try:
         for count in sorted(counts if timed else ()):
             tables = auditor.tables(record["order"][:count])
             models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
-    except UserError:  # an architecture that can be audited and not converted
-        return []
-    attend_fast(model)
-    return measure_speed(models, timed)
+        attend_fast(model)
+        return measure_speed(models, timed), ""
+    except Exception as error:  # of an architecture that can be audited and not converted
+        cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
+        return [], f"{type(model).__name__} cannot be run with heads left out of it ({cause})"
+
+
+def _check_finite(original: Outcome, examples: Examples) -> None:
+    """Refuse a model that nothing can be compared with."""
+    value = examples.value(original.statistics.sum(0))
+    wrong = int((~original.outputs.isfinite()).any(-1).sum())
+    if wrong or not math.isfinite(value):
+        value = value if not math.isfinite(value) else math.nan
+        raise UserError(
+            f"the model's own {examples.metric} is {value} ({wrong} of {len(original.outputs)} "
+            "outputs are no numbers); check its weights, its config.json and the data"
+        )
 
 
 def _timed(asked: Asked, subject: Subject) -> dict[int, dict[str, Tensor]]:
@@ -196,6 +222,8 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         data, fitted = asked.data.name, asked.fit.name if asked.fit else "half of the rows"
     return {
         "model": asked.model,
+        "path": str(Path(asked.model).resolve()) if Path(asked.model).exists() else "",
+        "weights": subject.weights,
         "run": name,
         "architecture": type(hook.model).__name__,
         "model_type": config.model_type,
@@ -211,6 +239,8 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         "num_fit": len(fit),
         "num_rank": len(rank),
         "num_judge": len(judge),
+        "num_fit_rows": fit.drawn_from,
+        "num_judge_rows": judge.drawn_from,
         "num_cut": fit.num_cut + judge.num_cut,
         "seed": asked.seed,
         "layers": [asdict(layer) for layer in hook.layers],
@@ -241,17 +271,12 @@ def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str
         for place, average in enumerate(averages)
         for name, parameter in average.tables(kind).named_parameters()
     }
-    write_atomically(out / TABLES, lambda path: save_file(tensors, path))
+    write_atomically(out / TABLES, lambda path: _fill(path, save(tensors)))
+    record["tables_sha256"] = sha256(out / TABLES)
     text = json.dumps(record, indent=1)
-    write_atomically(out / RECORD, lambda path: _text(path, text))
-    write_page(out)
+    write_text(out / PAGE, audit_page(json.loads(text), out / TABLES))
+    write_text(out / RECORD, text)  # last: with it, the audit is finished
 
 
-def write_page(out: Path) -> None:
-    """Draw the page of an audit from its record."""
-    html = audit_page(read_audit(out), out / TABLES)
-    write_atomically(out / PAGE, lambda path: _text(path, html))
-
-
-def _text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

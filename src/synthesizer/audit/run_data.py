@@ -5,13 +5,14 @@ cut and padded as in training: the loss with nothing replaced is the one in the 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer.audit.encode import decoder_row
-from synthesizer.audit.examples import IGNORED, Examples
+from synthesizer.audit.examples import IGNORED, Examples, draw
 from synthesizer.audit.load import reads_targets
 from synthesizer.data.batch import Batch
 from synthesizer.errors import UserError
@@ -33,12 +34,15 @@ class RunData:
         self.task: Task = build_task(self.recipe, tokenizer_dir=run.model)
 
     def fitting(self, limit: int) -> Examples:
-        """The first examples that training saw."""
-        return self._examples(self.task.train_batches(), limit)
+        """The first examples that training saw, which drew them."""
+        return self._examples(self.task.train_batches(), set(range(limit)))
 
-    def judging(self, limit: int | None) -> Examples:
-        """Those of test."""
-        return self._examples(self.task.batches("test"), limit)
+    def judging(self, limit: int | None, seed: int) -> Examples:
+        """Those of test, or some of them at random."""
+        batches = list(self.task.batches("test"))
+        count = sum(len(batch.inputs["input_ids"]) for batch in batches)
+        found = self._examples(batches, set(draw(count, limit, seed)))
+        return replace(found, drawn_from=count)
 
     def rows(self, model: PreTrainedModel) -> list[dict[str, list[int]]]:
         """Train's examples to tune on: of an encoder-decoder with targets, of others without."""
@@ -55,13 +59,19 @@ class RunData:
             found += [decoder_row(source, target, model) for source, target in both]
         return found
 
-    def _examples(self, batches: Iterable[Batch], limit: int | None) -> Examples:
+    def _examples(self, batches: Iterable[Batch], wanted: set[int]) -> Examples:
+        """Those whose places, counted over all batches, are wanted."""
         kept: list[tuple[list[int], dict[str, Tensor]]] = []
         targets: list[Any] = []
         texts: list[tuple[str, ...]] = []
+        seen = 0
         for batch in batches:
-            room = None if limit is None else limit - len(texts)
-            inputs = {key: value[:room] for key, value in batch.inputs.items()}
+            size = len(batch.inputs["input_ids"])
+            rows = [row for row in range(size) if seen + row in wanted]
+            seen += size
+            if not rows:
+                continue
+            inputs = {key: value[rows] for key, value in batch.inputs.items()}
             labels = inputs["labels"]
             if self.metric != "loss":  # a label is right or wrong, and read by no model
                 del inputs["labels"]
@@ -69,7 +79,7 @@ class RunData:
             texts += self._texts(inputs["input_ids"], labels)
             targets += labels.tolist() if labels.dim() == 1 else [None] * len(labels)
             kept.append((list(range(first, len(texts))), inputs))
-            if limit is not None and len(texts) >= limit:
+            if len(texts) == len(wanted):
                 break
         return Examples(self.metric, kept, targets, 0, texts)
 

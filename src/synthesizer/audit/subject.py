@@ -19,15 +19,16 @@ from synthesizer.audit.load import (
     Reader,
     check_metric,
     guess_metric,
+    is_causal,
     load_model,
     load_reader,
     num_positions,
-    run_of,
 )
 from synthesizer.audit.media import encode_media, media_of, read_media
 from synthesizer.audit.record import RECORD
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS
+from synthesizer.audit.weights import hash_weights, run_of
 from synthesizer.errors import UserError
 from synthesizer.models.converted import replaced_before
 from synthesizer.models.table_heads import is_own, other_layers
@@ -71,11 +72,13 @@ class Subject:
     judge: Examples
     files: list[Example]  # those that judge, of images and sounds
     left: dict[str, str]  # layers that are no dot product, and their specs
+    weights: dict[str, str]  # the sha256 of each file
 
 
 def read_subject(asked: Asked) -> Subject:
     """Load the model, and encode the examples."""
     model = load_model(asked.model, asked.metric)
+    weights = hash_weights(asked.model)
     reader = load_reader(asked.model, model)
     metric = asked.metric or guess_metric(model)
     check_metric(metric, model)
@@ -84,8 +87,9 @@ def read_subject(asked: Asked) -> Subject:
         max_len = max(model.config.max_len, model.config.decoder_max_len)
         fit, rank, judge = _run_parts(asked, metric)
     else:
-        fitting, judging = _split(asked, asked.data, metric, reader)
-        parts = (
+        streams = metric == "loss" and is_causal(model)
+        fitting, judging = _split(asked, asked.data, metric, reader, streams)
+        limits = (
             (fitting, asked.fit_examples),
             (fitting, asked.rank_examples),
             (judging, asked.examples),
@@ -93,14 +97,16 @@ def read_subject(asked: Asked) -> Subject:
         if reader.kind == TEXTS:
             max_len, tokenizer = _max_len(asked, model), reader.tokenizer
             fit, rank, judge = (
-                encode(rows, metric, model, tokenizer, max_len, limit) for rows, limit in parts
+                encode(rows, metric, model, tokenizer, max_len, limit, asked.seed)
+                for rows, limit in limits
             )
         else:
             _refuse_lengths(asked, reader.kind)
             media, max_len = media_of([*fitting, *judging], metric, model, reader)
-            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in parts)
+            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
             files = judging
-    return Subject(model, reader.kind, metric, max_len, fit, rank, judge, files, _left(model))
+    parts = (fit, rank, judge)
+    return Subject(model, reader.kind, metric, max_len, *parts, files, _left(model), weights)
 
 
 def _refuse_lengths(asked: Asked, kind: str) -> None:
@@ -123,19 +129,16 @@ def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]
     assert run is not None
     data = RunData(run, metric)
     fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
-    return fit, rank, data.judging(asked.examples)
+    return fit, rank, data.judging(asked.examples, asked.seed)
 
 
 def _split(
-    asked: Asked, data: Path, metric: str, reader: Reader
+    asked: Asked, data: Path, metric: str, reader: Reader, streams: bool
 ) -> tuple[list[Example], list[Example]]:
-    """The rows that fit and the rows that judge."""
+    """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts."""
     read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
-    streams = metric == "loss" and reader.kind == TEXTS
     if asked.fit is not None:
-        judging = read(data, metric)
-        if reader.kind != TEXTS:  # a directory is in the order of its classes
-            judging = _shuffled(judging, asked.seed, streams)
+        judging = _shuffled(read(data, metric), asked.seed, streams)
         return _shuffled(read(asked.fit, metric), asked.seed, streams), judging
     rows = _shuffled(read(data, metric), asked.seed, streams)
     if len(rows) < 4:

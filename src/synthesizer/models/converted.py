@@ -31,7 +31,7 @@ from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
 from synthesizer.models.interface import NAME
 from synthesizer.models.replace import put_logits, replace_in_pretrained
-from synthesizer.models.tables import HeadTables
+from synthesizer.models.tables import KINDS, HeadTables
 
 MODEL_TYPE = "synthesizer-converted"
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
@@ -146,7 +146,29 @@ def narrow(model: PreTrainedModel, replaced: Replaced) -> None:
     """Leave out the projections of replaced heads, and put tables there; weights are not kept."""
     base = model.base_model
     for name, facts in replaced.items():
-        narrow_attention(base.get_submodule(name), facts)
+        attention = base.get_submodule(name)
+        _check_facts(name, attention, facts)
+        narrow_attention(attention, facts)
+
+
+def _check_facts(name: str, attention: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Refuse facts of a config.json that do not fit the layer: heads are counted one by one."""
+    sizes = [facts[key] for key in ("num_heads", "num_key_heads", "d_head", "max_len")]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise UserError(f"replaced.{name} in config.json has sizes {sizes}; expected counts")
+    num_heads, num_key_heads, d_head, _ = sizes
+    wide = [m for m in attention.modules() if getattr(m, "weight", None) is not None]
+    widest = max((max(m.weight.shape) for m in wide), default=0)  # type: ignore[arg-type]
+    if num_heads * d_head > widest or num_heads % num_key_heads:
+        raise UserError(
+            f"replaced.{name} in config.json has {num_heads} heads of {d_head} that share "
+            f"{num_key_heads} keys, which a {type(attention).__name__} of its size has not"
+        )
+    heads = facts["heads"]
+    if not (isinstance(heads, list) and all(type(h) is int and 0 <= h < num_heads for h in heads)):
+        raise UserError(f"replaced.{name}.heads in config.json is {heads!r:.100}; expected numbers")
+    if "spec" not in facts and facts["kind"] not in KINDS:
+        raise UserError(f"replaced.{name}.kind in config.json is {facts['kind']!r:.100}")
 
 
 def narrow_attention(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa: ANN401

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from synthesizer.errors import UserError
 from synthesizer.experiment.console import (
     Imports,
     Plain,
@@ -24,7 +25,9 @@ from synthesizer.untrusted import printable
 def report(
     dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run directories, or directories that contain some."),
+        typer.Argument(
+            metavar="DIR...", help="Run directories, or directories that hold some; or an audit's."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default the first DIR.")
@@ -36,13 +39,30 @@ def report(
     imports: Imports = None,
     verify: Verify = True,
 ) -> None:
-    """Write report.html, report.md and table.csv from run directories."""
+    """Write report.html, report.md and table.csv from run directories.
+
+    Of an audit's directory: draw its report.html again.
+    """
     import_modules(imports or ())
+    if any((path / "audit.json").exists() for path in dirs):
+        _draw_audit(dirs, out)
+        return
     if watch:
         from synthesizer.study.watch import watch as watch_study
 
         watch_study(dirs[0], plain=plain)
     print_report(dirs, out, verify=verify)
+
+
+def _draw_audit(dirs: list[Path], out: Path | None) -> None:
+    """Draw the page of an audit again, and print its path."""
+    if len(dirs) > 1:
+        raise UserError("an audit has a page of its own; name its directory alone")
+    try:
+        from synthesizer.audit.page import draw_again
+    except ImportError as error:
+        raise missing_extra(error.name) from None
+    say(str(draw_again(dirs[0], out)))
 
 
 def print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
