@@ -8,14 +8,16 @@ Window, softmax, DropConnect and gates are convolution.py's. Linformer is a whol
 Letters as in synthesis.py; W kernel width, R the k of Linformer.
 """
 
+from contextlib import nullcontext
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from synthesizer.attention.layer import Inputs, TokenMixer
-from synthesizer.attention.masks import check_inputs, locate, without_hidden
+from synthesizer.attention.masks import check_inputs, is_transformed, locate, without_hidden
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
@@ -141,7 +143,9 @@ class Linformer(Weightless):
         values = self._shorten(x, self.value, project_value, positions)
         queries = self.query(x).unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
         rate = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(queries, keys, values, dropout_p=rate)
+        plain = sdpa_kernel(SDPBackend.MATH) if is_transformed() else nullcontext()
+        with plain:
+            y = F.scaled_dot_product_attention(queries, keys, values, dropout_p=rate)
         return self.output(y.transpose(1, 2).flatten(-2))
 
     def resize(self, max_len: int) -> None:

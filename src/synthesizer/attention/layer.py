@@ -28,6 +28,7 @@ from synthesizer.attention.masks import (
     SLOT,
     check_inputs,
     check_mask,
+    is_transformed,
     last_real,
     locate,
     position_source,
@@ -303,7 +304,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
     ) -> Tensor:
-        if self.dropout and self.training:
+        if (self.dropout and self.training) or is_transformed():
             return self.attend(x, keys, values, attention_mask=attention_mask)[0]
         visible = self._visible(x, keys, attention_mask)
         return self.output(fast.attend_across(self.synthesis, x, keys, values, visible))

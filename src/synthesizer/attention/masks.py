@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from synthesizer.errors import UserError
 
@@ -220,7 +221,7 @@ def position_source(
     if position_ids is None:
         in_order = attention_mask is None or hides_only_the_end(attention_mask)
         return SLOT if in_order else COUNTED
-    if torch.compiler.is_compiling() or position_ids.is_meta:
+    if not is_readable(position_ids):
         return EXPLICIT
     slots = torch.arange(num_keys, device=position_ids.device)
     return SLOT if bool((position_ids == slots).all()) else EXPLICIT
@@ -281,7 +282,7 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
             f"position_ids has shape {tuple(position_ids.shape)}; "
             f"expected ({num_keys},) or ({batch}, {num_keys})"
         )
-    if torch.compiler.is_compiling() or position_ids.is_meta or position_ids.numel() == 0:
+    if not is_readable(position_ids) or position_ids.numel() == 0:
         return
     low, high = int(position_ids.min()), int(position_ids.max())
     if low < 0 or high >= max_len:
@@ -293,7 +294,18 @@ def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: in
 
 def hides_only_the_end(attention_mask: Tensor) -> bool:
     """Whether this is right padding, so that slots are positions; False if it cannot be read."""
-    if torch.compiler.is_compiling() or attention_mask.is_meta:
+    if not is_readable(attention_mask):
         return False
     real = attention_mask.bool()
     return bool((real[:, 1:] <= real[:, :-1]).all())
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a decision may depend on a tensor's numbers."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta or is_transformed())
+
+
+def is_transformed() -> bool:
+    """Whether torch.func (vmap, grad, jvp) or forward mode is at work: they follow PyTorch's own
+    operations alone, and their tensors are wrappers, which have no memory to hand to a kernel."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

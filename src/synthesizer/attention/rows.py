@@ -12,6 +12,8 @@ import os
 import torch
 from torch import Tensor
 
+from synthesizer.attention.masks import is_transformed
+
 FEW = 8  # rows, up to which reading the weight takes longer than multiplying
 LARGE = 2**16  # numbers of a weight, from which on a call of the kernel pays
 LANES = 16  # of the kernel's vectors
@@ -35,6 +37,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
         or x.numel() > FEW * x.shape[-1]
         or (weight.dim() == 3 and weight.shape[-1] % LANES)
         or torch.is_grad_enabled()
+        or is_transformed()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch.is_autocast_enabled("cpu")
         or any(

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention.baselines import BASELINES
 from synthesizer.attention.layer import Inputs
-from synthesizer.attention.masks import check_mask, locate, too_long
+from synthesizer.attention.masks import check_mask, is_readable, locate, too_long
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
@@ -347,7 +347,7 @@ def _past_of(cache: Cache) -> int:
 
 def _unless_all_real(attention_mask: Tensor) -> Tensor | None:
     """Drop a mask that hides nothing, where it may be asked."""
-    if torch.compiler.is_compiling() or attention_mask.is_meta:
+    if not is_readable(attention_mask):
         return attention_mask
     return None if bool(attention_mask.all()) else attention_mask
 
@@ -358,7 +358,7 @@ def _reconcile(
     """Choose the positions of all keys: those given for x, unless the mask counts the same."""
     num_queries = counted.shape[-1] - past
     here = counted[..., past:]
-    if not (torch.compiler.is_compiling() or position_ids.is_meta):
+    if is_readable(position_ids):
         differs = position_ids != here
         if attention_mask is not None:
             differs = differs & attention_mask[:, past:].bool()

@@ -30,6 +30,7 @@ from synthesizer.attention.fast.decoding import (
 )
 from synthesizer.attention.fast.kernel import HOME, Kernel, loaded
 from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.masks import is_transformed
 from synthesizer.attention.rows import FEW, LARGE
 from synthesizer.models.cache import ValueLayer
 from synthesizer.models.layers import FeedForward, Layer, Positions, Stack, first_angles
@@ -51,6 +52,7 @@ def decode_token(
         or x.shape[1] != 1
         or not 0 < x.shape[0] <= FEW
         or torch.is_grad_enabled()
+        or is_transformed()
         or type(stack) is not Stack
         or torch.is_autocast_enabled("cpu")
         or torch.jit.is_tracing()  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from synthesizer.attention.masks import locate
+from synthesizer.attention.masks import is_readable, is_transformed, locate
 from synthesizer.errors import UserError
 
 CUMULATIVE = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -51,7 +51,7 @@ def find_packing(
         return None  # it counts cached tokens, too, or will be refused
     positions = position_ids.expand(batch, length)
     starts = positions == 0
-    if torch.compiler.is_compiling() or position_ids.is_meta:
+    if not is_readable(position_ids):
         _assert_whole(starts, attention_mask)
         return None
     follows = positions[:, 1:] == positions[:, :-1] + 1
@@ -77,7 +77,7 @@ def find_packing(
 
 def _assert_whole(starts: Tensor, attention_mask: Tensor | None) -> None:
     """Have a compiled graph refuse what it cannot split: its shapes do not depend on values."""
-    if torch.compiler.is_exporting() or starts.is_meta:
+    if torch.compiler.is_exporting() or starts.is_meta or is_transformed():
         return
     again = starts[:, 1:]
     if attention_mask is not None:

@@ -37,6 +37,7 @@ from synthesizer.attention.masks import (
     EXPLICIT,
     SLOT,
     Visibility,
+    is_transformed,
     known_visibility,
     visibility_of,
     visible_keys,
@@ -88,6 +89,8 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     num_queries, num_keys = call.x.shape[1], call.values.shape[2]
     if path == "plain":
         return Choice("plain", "asked for")
+    if is_transformed():
+        return Choice("plain", "torch.func and forward mode know PyTorch's own operations alone")
     if isinstance(synthesis, Grouped) and synthesis.depends_on_input:
         each = [choose(*part, path) for part in _groups(synthesis, call)]
         plain = next((choice for choice in each if choice.path == "plain"), None)
@@ -199,6 +202,9 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
         if chosen == "short":
             if terms.distances is not None:
                 terms.write_out(num_queries)
+            for name in ("values", "queries", "keys"):  # copied here, kept once for both backwards
+                part = getattr(terms, name)
+                setattr(terms, name, None if part is None else part.contiguous())
             every = vars(terms).values()
             return ShortAttention.apply(visibility, num_queries, call.causal, *every).flatten(-2)
         return block_attention(terms, visibility, num_queries).flatten(-2)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from synthesizer.attention.fast import gpu
 from synthesizer.attention.fast.blocks import Workspace, columns_of, sdpa_forward
 from synthesizer.attention.fast.kernel import HOME, RUNTIME, Kernel, loaded
 from synthesizer.attention.fast.terms import Terms, uses_kernel
+from synthesizer.attention.fast.twice import gradients_of_terms
 from synthesizer.attention.masks import Visibility
 
 NUM_TERMS = len(vars(Terms()))
@@ -65,10 +65,11 @@ class _BlockAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         *tensors, output, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            return None, None, *gradients_of_terms(tensors, ctx.visibility, grad, wanted)
         grads = attend_back(Terms(*tensors), ctx.visibility, output, kept, grad, wanted)
         return None, None, *vars(grads).values()
 
@@ -280,10 +281,13 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]: 
         want and tensor is not None
         for want, tensor in zip(ctx.needs_input_grad[:NUM_TERMS], given[:NUM_TERMS], strict=True)
     ]
-    found = iter(
-        torch.ops.synthesizer.attend_back(*given, *ctx.rule, output, kept, grads[0], wanted)
-    )
-    each = [next(found) if want else None for want in wanted]
+    if torch.is_grad_enabled():
+        _, visibility = _unpacked((*given, *ctx.rule))
+        each = gradients_of_terms(given[:NUM_TERMS], visibility, grads[0], wanted)
+    else:
+        arguments = (*given, *ctx.rule, output, kept, grads[0], wanted)
+        found = iter(torch.ops.synthesizer.attend_back(*arguments))
+        each = [next(found) if want else None for want in wanted]
     return *each, *[None] * (len(given) - NUM_TERMS + 3)
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.fast.twice import gradients_of_terms
 from synthesizer.attention.masks import KeySpan, Visibility
 
 LONGEST = 128  # rows, up to which it pays to keep the probabilities, and they take little memory
+NUM_TERMS = len(vars(Terms()))
 MOST_BLOCKS, FEWEST_ROWS = 4, 32  # more blocks, or smaller ones, cost more than they skip
 
 
@@ -66,17 +67,18 @@ class ShortAttention(torch.autograd.Function):
             kept.append(p)
         if blind is not None:
             output.masked_fill_(blind, 0.0)
-        shared = (terms.table, terms.weight)
-        ctx.save_for_backward(*shared, values, queries, keys, left, right, blind, *kept)
-        ctx.size, ctx.table_rows = size, visibility.table_rows
-        ctx.shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        ctx.save_for_backward(*tensors, values, queries, keys, left, right, blind, *kept)
+        ctx.size, ctx.visibility = size, visibility
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        table, weight, values, queries, keys, left, right, blind, *kept = ctx.saved_tensors
-        grads, wanted, shapes = Terms(), Terms(*ctx.needs_input_grad[3:]), Terms(*ctx.shapes)
+        tensors, others = ctx.saved_tensors[:NUM_TERMS], ctx.saved_tensors[NUM_TERMS:]
+        if torch.is_grad_enabled():
+            asked = (grad, ctx.needs_input_grad[3:])
+            return None, None, None, *gradients_of_terms(tensors, ctx.visibility, *asked)
+        values, queries, keys, left, right, blind, *kept = others
+        grads, wanted, given = Terms(), Terms(*ctx.needs_input_grad[3:]), Terms(*tensors)
         batch, num_queries, num_heads, _ = grad.shape
         both = (num_heads, batch)
         grad = grad if blind is None else grad.masked_fill(blind, 0.0)
@@ -86,9 +88,9 @@ class ShortAttention(torch.autograd.Function):
             total = above.new_zeros(num_heads, num_queries, values.shape[1])
         d_values = d_keys = None
         for name in ("queries", "tiled", "repeated"):
-            shape = getattr(shapes, name)
-            if shape is not None:  # in memory (B, T, H, w), so that projections go on from it
-                room = above.new_empty(batch, num_queries, num_heads, shape[-1])
+            tensor = getattr(given, name)
+            if tensor is not None:  # in memory (B, T, H, w), so that projections go on from it
+                room = above.new_empty(batch, num_queries, num_heads, tensor.shape[-1])
                 setattr(grads, name, room.permute(2, 0, 1, 3))
         if grads.tiled is not None and grads.repeated is not None:
             by_left, by_right = _columns(grads.tiled, grads.repeated, values.shape[1])
@@ -106,15 +108,16 @@ class ShortAttention(torch.autograd.Function):
                 grads.tiled[:, :, rows] = _summed(to_left, by_left[seen]).unflatten(0, both)
                 grads.repeated[:, :, rows] = _summed(to_right, by_right[seen]).unflatten(0, both)
             if total is not None:
-                _add_examples(total, rows, ds.unflatten(0, both), ctx.table_rows)
+                _add_examples(total, rows, ds.unflatten(0, both), ctx.visibility.table_rows)
         grads.values = None if d_values is None else d_values.unflatten(0, both)
         if d_keys is not None:
-            grads.keys = d_keys.unflatten(0, both).sum_to_size(shapes.keys)
+            grads.keys = d_keys.unflatten(0, both).sum_to_size(given.keys.shape)
         if total is not None:
             grads.offsets = total.sum(1) if wanted.offsets else None
-            grads.weight = (total * table).sum((1, 2)) if wanted.weight else None
+            grads.weight = (total * given.table).sum((1, 2)) if wanted.weight else None
             if wanted.table:
-                grads.table = total if weight is None else total * weight[:, None, None]
+                scale = given.weight
+                grads.table = total if scale is None else total * scale[:, None, None]
         return None, None, None, *vars(grads).values()
 
 

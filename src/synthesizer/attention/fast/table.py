@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.kernel import HOME, loaded
 from synthesizer.attention.fast.operator import block_attention, run_kernel
 from synthesizer.attention.fast.terms import Terms, uses_kernel
+from synthesizer.attention.fast.twice import gradients, written_out
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
 from synthesizer.attention.relative import add_diagonals, lay_out
 
@@ -129,7 +129,6 @@ class _TableAttention(torch.autograd.Function):
         values: Tensor,
         *logits_of: Tensor | None,
     ) -> Tensor:
-        table, *others = logits_of
         output = values.new_empty(values.shape[0], num_queries, values.shape[2])
         blocks, kept = _row_blocks(num_queries, values.shape[1], visibility), []
         ctx.keeps = num_queries < LONG
@@ -141,22 +140,21 @@ class _TableAttention(torch.autograd.Function):
             torch.bmm(weights, values[head, keys], out=output[head, here])
             if any(ctx.needs_input_grad) and ctx.keeps:
                 kept.append(weights)
-        ctx.save_for_backward(values, None if ctx.keeps else table, *others, *kept)
-        ctx.blocks, ctx.like = blocks, None if table is None else (table.shape, table.dtype)
-        ctx.visibility, ctx.num_queries = visibility, num_queries
+        ctx.save_for_backward(values, *logits_of, *kept)
+        ctx.blocks, ctx.visibility, ctx.num_queries = blocks, visibility, num_queries
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         values, table, rows, columns, distances, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, None, *_gradients_to_differentiate(ctx, grad)
         wants_values, *wanted = ctx.needs_input_grad[2:]
         grad_values = torch.zeros_like(values) if wants_values else None
         grad_table = grad_rows = grad_columns = None
         grad_distances = torch.zeros_like(distances) if wanted[3] else None
         if wanted[0]:
-            shape, dtype = ctx.like
-            grad_table = torch.zeros(shape, dtype=dtype, device=values.device)
+            grad_table = table.new_zeros(table.shape)
         if wanted[1] or wanted[2]:
             grad_rows, grad_columns = torch.zeros_like(rows), torch.zeros_like(columns)
         heads = [slice(None)] if ctx.keeps else _each(len(values))
@@ -184,6 +182,17 @@ class _TableAttention(torch.autograd.Function):
                 grad_rows[head, here] = torch.bmm(down, columns[head, keys])
                 grad_columns[head, keys] += torch.bmm(down.mT, rows[head, here])
         return None, None, grad_values, grad_table, grad_rows, grad_columns, grad_distances
+
+
+def _gradients_to_differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:  # noqa: ANN401
+    """What backward gives, by autograd's own: examples side by side are one of great width."""
+
+    def attention(values: Tensor, table: Tensor | None, *others: Tensor | None) -> Tensor:
+        rows, columns = [None if part is None else part[:, None] for part in others[:2]]
+        terms = Terms(values[:, None], rows, columns, table, distances=others[2])
+        return written_out(terms, ctx.visibility, ctx.num_queries)[0].transpose(0, 1)
+
+    return gradients(attention, ctx.saved_tensors[:5], ctx.needs_input_grad[2:], grad)
 
 
 def _block_weights(

@@ -1,0 +1,69 @@
+"""Gradients that are differentiated again, as under create_graph=True: exact, by autograd's own.
+
+A fast gradient is numbers without a graph: a derivative of it would lack what it owes to the
+tensors. So, asked for a graph, backward writes the attention out, (B, H, T, S) and all, and has
+autograd differentiate that. Letters as in terms.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from synthesizer.attention.fast.terms import Terms
+from synthesizer.attention.masks import Visibility
+
+
+def gradients(
+    attention: Callable[..., Tensor],
+    tensors: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of attention(*tensors) that are wanted, each with a graph of its own."""
+    # as views, so that no tensor's gradient runs on into another that it was made of
+    own = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+    chosen = [tensor for tensor, want in zip(own, wanted, strict=True) if want]
+    given = {"create_graph": True, "allow_unused": True}
+    found = iter(torch.autograd.grad(attention(*own), chosen, grad, **given))
+    return [next(found) if want else None for want in wanted]
+
+
+def gradients_of_terms(
+    tensors: Sequence[Tensor | None], visibility: Visibility, grad: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same of a sum of terms, given the gradient (B, T, H, K) of what written_out says."""
+
+    def attention(*each: Tensor | None) -> Tensor:
+        return written_out(Terms(*each), visibility, grad.shape[1])
+
+    return gradients(attention, tensors, wanted, grad)
+
+
+def written_out(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
+    """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
+    terms.write_out(num_queries)
+    terms.join()
+    values, rows = terms.values, visibility.table_rows
+    assert values is not None
+    columns = torch.arange(values.shape[2], device=values.device)
+    each = []  # (H, B or 1, T, S)
+    if terms.queries is not None and terms.keys is not None:
+        each.append(terms.queries @ terms.keys.mT)
+    if terms.table is not None:
+        each.append(terms.table[:, None] if rows is None else terms.table[:, rows])
+    if terms.offsets is not None:
+        each.append(terms.offsets[:, None, None])
+    if terms.tiled is not None and terms.repeated is not None:
+        a = terms.tiled.shape[-1]
+        each.append(terms.tiled[..., columns % a] * terms.repeated[..., columns // a])
+    logits = sum(each[1:], start=each[0])
+    if visibility.stops is None:
+        weights = logits.softmax(-1)
+    else:
+        hidden = columns >= visibility.stops[..., None]  # (B or 1, T, S)
+        if visibility.starts is not None:
+            hidden = hidden | (columns < visibility.starts[..., None])
+        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
+        weights = logits.softmax(-1).masked_fill(hidden, 0.0)
+    return (weights.to(values.dtype) @ values).permute(1, 2, 0, 3)
