@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from synthesizer.attention.cache import ValueCache
 from synthesizer.attention.layer import CrossAttention, SyntheticAttention
+from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.registry import SYNTHESES
+from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens
 
@@ -258,6 +260,49 @@ def test_resizing_keeps_the_outputs_of_shorter_sequences(spec):
             lambda layer: layer.logits(tokens(1, 9, D)),
             "a sequence of 9 tokens met a model built for max_len=7",
         ),
+        *[
+            (
+                lambda layer, shape=shape: layer(tokens(*shape)),
+                f"x has shape {shape}; expected (batch, length, 12)",
+            )
+            for shape in [(), (D,), (T, D)]
+        ],
+        (
+            lambda layer: layer(tokens(1, T, D).float()),
+            "x holds torch.float32 and the weights torch.float64; give x.to(torch.float64), or",
+        ),
+        *[
+            (
+                lambda layer, dtype=dtype: layer(torch.ones(1, T, D, dtype=dtype)),
+                f"x holds {dtype}; expected embeddings of torch.float64",
+            )
+            for dtype in (torch.int64, torch.bool, torch.complex128)
+        ],
+        (
+            lambda layer: layer(tokens(1, T, D).tolist()),
+            "x is a list; give a tensor: torch.tensor(x)",
+        ),
+        (
+            lambda layer: layer.weights(tokens(1, T, D).numpy()),
+            "x is a ndarray; give a tensor: torch.tensor(x)",
+        ),
+        (
+            lambda layer: layer(tokens(1, T, D), attention_mask=[[1] * T]),
+            "attention_mask is a list; give a tensor: torch.tensor(attention_mask)",
+        ),
+        (
+            lambda layer: layer(tokens(1, T, D), attention_mask=torch.ones(1, T).numpy()),
+            "attention_mask is a ndarray; give a tensor: torch.tensor(attention_mask)",
+        ),
+        (
+            lambda layer: layer(tokens(1, T, D), position_ids=list(range(T))),
+            "position_ids is a list; give a tensor: torch.tensor(position_ids)",
+        ),
+        (
+            lambda layer: layer(*[tokens(1, T, D)] * 3),
+            "attention was called with 3 arguments by position; it takes the tokens once, not as "
+            "query, key and value, and all else by name: attention(x, attention_mask=mask)",
+        ),
     ],
 )
 def test_bad_input_says_what_was_found_and_expected(call, text):
@@ -265,6 +310,18 @@ def test_bad_input_says_what_was_found_and_expected(call, text):
         call(attention("random+dot"))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["lightconv", "linformer"])
+@pytest.mark.parametrize("shape", [(), (D,), (T, D)])
+def test_a_baseline_says_the_same_of_tokens(spec, shape):
+    layer = build_mixer(spec, Size(D, H, N)).double()
+    with pytest.raises(UserError, match=r"x has shape .* expected"):
+        layer(tokens(*shape))
+    with pytest.raises(UserError, match=r"x holds torch\.float32 and the weights torch\.float64"):
+        layer(tokens(1, T, D).float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer.float()(tokens(1, T, D).bfloat16()).shape == (1, T, D)
 
 
 def test_none_is_no_attention():

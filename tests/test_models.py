@@ -281,6 +281,14 @@ def test_position_ids_are_used_and_must_continue_a_cache():
             lambda: build(SynthesizerForCausalLM)(ids(2, 5), attention_mask=torch.ones(2, 1, 5, 5)),
             "attention_mask has shape (2, 1, 5, 5); expected (2, 5)",
         ),
+        (
+            lambda: build(SynthesizerForCausalLM)(ids(2, 5), attention_mask=[[1] * 5] * 2),
+            "attention_mask is a list; give a tensor: torch.tensor(attention_mask)",
+        ),
+        (
+            lambda: build(SynthesizerForCausalLM)(ids(2, 5).numpy()),
+            "input_ids is a ndarray; give a tensor: torch.tensor(input_ids)",
+        ),
         (lambda: build(SynthesizerForCausalLM)(), "give input_ids or inputs_embeds, and not both"),
         (
             lambda: build(SynthesizerForConditionalGeneration)(ids(2, 5)),

@@ -17,7 +17,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from synthesizer.attention.layer import Inputs, TokenMixer
-from synthesizer.attention.masks import check_inputs, is_transformed, locate, without_hidden
+from synthesizer.attention.masks import (
+    check_inputs,
+    check_tokens,
+    is_transformed,
+    locate,
+    without_hidden,
+)
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
@@ -134,8 +140,8 @@ class Linformer(Weightless):
         """Project keys and values to k rows, padding left out, and attend to those."""
         self._check(inputs)
         attention_mask, position_ids = inputs.attention_mask, inputs.position_ids
-        sizes = (self.size.d_model, self.size.max_len, x.shape[1])
-        check_inputs(x, *sizes, attention_mask, position_ids)
+        check_tokens(x, self.size.d_model, self.value)
+        check_inputs(x, self.size.max_len, x.shape[1], attention_mask, position_ids)
         positions = locate(attention_mask, position_ids, x.shape[1], x.device)
         x = without_hidden(x, attention_mask)
         project_value = self.project_key if self.project_value is None else self.project_value

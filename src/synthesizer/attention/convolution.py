@@ -15,7 +15,12 @@ from torch.nn import functional as F
 from synthesizer.attention.baselines import DynamicConv, LightConv, Weightless
 from synthesizer.attention.cache import Cache
 from synthesizer.attention.layer import Inputs
-from synthesizer.attention.masks import check_inputs, hides_only_the_end, without_hidden
+from synthesizer.attention.masks import (
+    check_inputs,
+    check_tokens,
+    hides_only_the_end,
+    without_hidden,
+)
 from synthesizer.attention.synthesis import Size
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
@@ -44,8 +49,9 @@ class Convolution(Weightless):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         self._check(inputs)
         attention_mask, cache = inputs.attention_mask, inputs.cache
+        check_tokens(x, self.size.d_model, self.value)
         past = 0 if cache is None else cache.get_seq_length()
-        check_inputs(x, self.size.d_model, None, past + x.shape[-2], attention_mask, None)
+        check_inputs(x, None, past + x.shape[1], attention_mask, None)
         attention_mask = None if attention_mask is None else attention_mask[:, past:]
         queue = move_to_front(F.glu(self.value(without_hidden(x, attention_mask))), attention_mask)
         window = self._window(queue, cache)

@@ -28,6 +28,7 @@ from synthesizer.attention.masks import (
     SLOT,
     check_inputs,
     check_mask,
+    check_tokens,
     is_transformed,
     last_real,
     locate,
@@ -58,12 +59,18 @@ class TokenMixer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        *,
+        *others: object,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         bias: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
+        if others:
+            raise UserError(
+                f"attention was called with {1 + len(others)} arguments by position; it takes the "
+                "tokens once, not as query, key and value, and all else by name: "
+                "attention(x, attention_mask=mask)"
+            )
         return self.mix(x, Inputs(attention_mask, position_ids, bias, cache))
 
     any_length: bool | None = False  # as Synthesis has it
@@ -173,10 +180,11 @@ class SyntheticAttention(TokenMixer):
             inputs.bias,
             inputs.cache,
         )
-        num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[-2]
+        check_tokens(x, self.size.d_model, self.value)
+        num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[1]
         size = self.size
         limit = None if self.any_length else size.max_len
-        check_inputs(x, size.d_model, limit, num_keys, mask, positions)
+        check_inputs(x, limit, num_keys, mask, positions)
         source, here = SLOT, None
         if mask is not None:
             mask, x = mask.bool(), without_hidden(x, mask)
@@ -297,6 +305,8 @@ class CrossAttention(nn.Module):
         self, memory: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, K) of a memory (B, S, D), to be computed once."""
+        if attention_mask is not None:
+            check_mask(attention_mask, *memory.shape[:2])
         memory = without_hidden(memory, attention_mask)
         values = self.value(memory).unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
         return self.synthesis.keys(memory), values

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from synthesizer.errors import UserError
@@ -19,6 +19,11 @@ from synthesizer.errors import UserError
 SLOT, COUNTED, EXPLICIT = "slot", "counted from the mask", "explicit"
 """Position source: the slot's own index, the real tokens counted, or what the caller gives."""
 
+MASK_VALUES = (
+    "expected 1 (or True) for real tokens and 0 (or False) for padding; "
+    "of a mask that is added to logits (0 and -1e9), give mask == 0"
+)
+AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)  # types that autocast changes itself
 NUM_BLOCKS, FEWEST_ROWS = 8, 64  # how finely rows are cut where they see different keys
 
 T = TypeVar("T", Tensor, Tensor | None)
@@ -237,19 +242,44 @@ def last_real(mask: Tensor | None, num_keys: int, count: int, device: torch.devi
     return mask.int().argsort(dim=-1, stable=True)[:, num_keys - count :]
 
 
+def check_tokens(x: object, d_model: int, value: nn.Module) -> None:
+    """Refuse tokens of another kind, shape or type than a layer takes, whose values these are."""
+    if not isinstance(x, Tensor):
+        raise not_a_tensor("x", x)
+    if x.dim() != 3 or x.shape[2] != d_model:
+        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
+    if x.shape[1] == 0:
+        raise UserError("x has no tokens; give each sequence at least one")
+    expected = value.weight.dtype if type(value) is nn.Linear else x.dtype
+    if x.dtype == expected or (x.dtype in AUTOCAST and torch.is_autocast_enabled(x.device.type)):
+        return
+    if not x.is_floating_point():
+        raise UserError(f"x holds {x.dtype}; expected embeddings of {expected}")
+    raise UserError(
+        f"x holds {x.dtype} and the weights {expected}; give x.to({expected}), "
+        f"or have the layer in another type: layer.to({x.dtype})"
+    )
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse a list or an array."""
+    if not isinstance(value, Tensor):
+        raise not_a_tensor(name, value)
+
+
+def not_a_tensor(name: str, value: object) -> UserError:
+    """The error for a list or an array."""
+    return UserError(f"{name} is a {type(value).__name__}; give a tensor: torch.tensor({name})")
+
+
 def check_inputs(
     x: Tensor,
-    d_model: int,
     max_len: int | None,
     num_keys: int,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
 ) -> None:
-    """Refuse tokens, masks and positions of the wrong shape, and positions outside the tables."""
-    if x.dim() != 3 or x.shape[2] != d_model:
-        raise UserError(f"x has shape {tuple(x.shape)}; expected (batch, length, {d_model})")
-    if x.shape[1] == 0:
-        raise UserError("x has no tokens; give each sequence at least one")
+    """Refuse masks and positions of the wrong shape, what is too long, and what no table has."""
     if max_len is not None and num_keys > max_len:
         raise too_long(num_keys, max_len)
     if attention_mask is not None:
@@ -267,16 +297,37 @@ def too_long(length: int, max_len: int) -> UserError:
 
 
 def check_mask(attention_mask: Tensor, batch: int, num_keys: int) -> None:
-    """Refuse a mask of another shape than one value per key."""
+    """Refuse a mask of another shape than one value per key, or of other values than 0 and 1."""
+    check_tensor("attention_mask", attention_mask)
     if attention_mask.shape != (batch, num_keys):
         raise UserError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; "
             f"expected ({batch}, {num_keys}), True where a token is real, cached tokens included"
         )
+    real_tokens(attention_mask)
+
+
+def real_tokens(attention_mask: Tensor) -> Tensor:
+    """The mask as booleans; one of other numbers than 0 and 1 is refused.
+
+    Read at once on a CPU. A GPU is not waited for: like a compiled graph, it asserts by itself.
+    What cannot be told, in an exported program or under torch.func, is not checked.
+    """
+    real, is_boolean = attention_mask.bool(), attention_mask.dtype == torch.bool
+    if is_boolean or torch.compiler.is_exporting() or is_transformed():
+        return real
+    is_sound = (attention_mask == real).all()
+    if attention_mask.is_cuda or torch.compiler.is_compiling():
+        torch._assert_async(is_sound, f"attention_mask holds other numbers; {MASK_VALUES}")
+    elif not (attention_mask.is_meta or bool(is_sound)):
+        found = attention_mask[attention_mask != real][0].item()
+        raise UserError(f"attention_mask holds {found:g}; {MASK_VALUES}")
+    return real
 
 
 def check_positions(position_ids: Tensor, batch: int, num_keys: int, max_len: int) -> None:
     """Refuse positions of the wrong shape, or (where values can be read) outside the tables."""
+    check_tensor("position_ids", position_ids)
     if position_ids.shape not in ((num_keys,), (1, num_keys), (batch, num_keys)):
         raise UserError(
             f"position_ids has shape {tuple(position_ids.shape)}; "

@@ -265,6 +265,12 @@ def _as_visible(
     """Who may look, and what is added to logits, from torch's masks: True hides in both."""
     visible: Any = None
     added: Any = None
+    for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", padding)):
+        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+            raise UserError(
+                f"{name} holds {mask.dtype}; give booleans, True where nobody may look, or floats "
+                "that are added to logits"
+            )
     if attn_mask is not None:
         if attn_mask.dim() == 3:  # (B H, T, S)
             attn_mask = attn_mask.unflatten(0, (batch, -1))
@@ -276,7 +282,10 @@ def _as_visible(
             visible = visible[None, None]
     if padding is not None:
         padding = padding[None] if single else padding
+        padding = padding[:, None, None]
         real = ~padding if padding.dtype == torch.bool else padding > -torch.inf
-        real = real[:, None, None]
         visible = real if visible is None else visible & real
+        if padding.dtype != torch.bool:
+            padding = padding.clamp(min=-1e30)
+            added = padding if added is None else added + padding
     return visible, added

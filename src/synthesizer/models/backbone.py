@@ -13,7 +13,14 @@ from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention.baselines import BASELINES
 from synthesizer.attention.layer import Inputs
-from synthesizer.attention.masks import check_mask, is_readable, locate, too_long
+from synthesizer.attention.masks import (
+    check_mask,
+    check_tensor,
+    is_readable,
+    locate,
+    real_tokens,
+    too_long,
+)
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
@@ -198,6 +205,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         position_ids: Tensor | None,
         wanted: Wanted,
     ) -> BaseModelOutput:
+        attention_mask = _as_booleans(attention_mask)
         context = self._context(self.encoder, x, attention_mask, position_ids, 0, wanted)
         return _as_output(self.encoder(x, context), wanted, None)
 
@@ -211,6 +219,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
+        attention_mask = _as_booleans(attention_mask)
         if isinstance(cache, SynthesizerCache) and not (wanted.attentions or wanted.states):
             given = (attention_mask, position_ids)
             states = decode_token(self.decoder, x, cache.layers, *given)
@@ -229,7 +238,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         if own is not None:
             context = replace(context, caches=own.layers)
         if memory is not None:
-            mask = memory_mask
+            mask = _as_booleans(memory_mask)
             if mask is not None:
                 check_mask(mask, x.shape[0], memory.shape[1])
                 mask = _unless_all_real(mask)
@@ -292,6 +301,8 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
     ) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError(f"give {side}input_ids or {side}inputs_embeds, and not both")
+        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+        check_tensor(f"{side}{name}", input_ids if inputs_embeds is None else inputs_embeds)
         x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         return x * self.config.d_model**0.5
 
@@ -343,6 +354,14 @@ def _past_of(cache: Cache) -> int:
             "pass a SynthesizerCache, or nothing and use_cache=True"
         )
     return cache.get_seq_length()
+
+
+def _as_booleans(attention_mask: Tensor | None) -> Tensor | None:
+    """Read a mask once for all layers; one of another shape than (B, S) is refused later."""
+    if attention_mask is None:
+        return None
+    check_tensor("attention_mask", attention_mask)
+    return real_tokens(attention_mask) if attention_mask.dim() == 2 else attention_mask
 
 
 def _unless_all_real(attention_mask: Tensor) -> Tensor | None:

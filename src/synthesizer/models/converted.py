@@ -26,6 +26,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
+from synthesizer.attention.masks import real_tokens
 from synthesizer.attention.replace import REPLACERS
 from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
@@ -71,6 +72,14 @@ class Converted(PreTrainedModel):
         config._attn_implementation = NAME
         super().__init__(config, *args, **kwargs)
         narrow(self, config.replaced)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Call forward with sound masks: transformers reads every other number as True."""
+        names = list(inspect.signature(self.forward).parameters) if len(args) > 1 else []
+        for name, mask in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name.endswith("attention_mask") and isinstance(mask, Tensor) and mask.dim() == 2:
+                real_tokens(mask)
+        return super().__call__(*args, **kwargs)
 
     def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super()._prepare_cache_for_generation(*args, **kwargs)

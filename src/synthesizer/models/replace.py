@@ -68,6 +68,11 @@ class SynthesizedLogits(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Attention (B, T, H, K) and its weights."""
         num_queries, num_keys, device = query.shape[2], value.shape[2], value.device
+        if mask is not None and mask.dtype != torch.bool:
+            raise UserError(
+                f"a mask of shape {tuple(mask.shape)} holds {mask.dtype}; replaced attention takes "
+                "booleans, True where a query may look, or an attention_mask of shape (B, S)"
+            )
         visible = mask
         if visible is None and causal and num_queries > 1:
             visible = past(num_queries, num_keys, device)

@@ -110,11 +110,12 @@ class ShortAttention(torch.autograd.Function):
             if total is not None:
                 _add_examples(total, rows, ds.unflatten(0, both), ctx.visibility.table_rows)
         grads.values = None if d_values is None else d_values.unflatten(0, both)
-        if d_keys is not None:
+        if d_keys is not None and given.keys is not None:
             grads.keys = d_keys.unflatten(0, both).sum_to_size(given.keys.shape)
         if total is not None:
             grads.offsets = total.sum(1) if wanted.offsets else None
-            grads.weight = (total * given.table).sum((1, 2)) if wanted.weight else None
+            if wanted.weight and given.table is not None:
+                grads.weight = (total * given.table).sum((1, 2))
             if wanted.table:
                 scale = given.weight
                 grads.table = total if scale is None else total * scale[:, None, None]

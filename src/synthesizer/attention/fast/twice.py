@@ -23,7 +23,8 @@ def gradients(
     """The gradients of attention(*tensors) that are wanted, each with a graph of its own."""
     # as views, so that no tensor's gradient runs on into another that it was made of
     own = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
-    chosen = [tensor for tensor, want in zip(own, wanted, strict=True) if want]
+    pairs = zip(own, wanted, strict=True)
+    chosen = [tensor for tensor, want in pairs if want and tensor is not None]
     given = {"create_graph": True, "allow_unused": True}
     found = iter(torch.autograd.grad(attention(*own), chosen, grad, **given))
     return [next(found) if want else None for want in wanted]
