@@ -146,6 +146,31 @@ def test_prompt_lookup_crops_the_cache_and_changes_nothing():
     assert torch.equal(plain, looked_up)
 
 
+@pytest.mark.parametrize(
+    ("spec", "window", "text"),
+    [("random+dot", 7, "window=7 keeps the last"), ("random,lightconv", None, "lightconv keeps")],
+)
+def test_what_cannot_take_tokens_back_refuses_an_assistant_before_the_first(spec, window, text):
+    """It stopped in mid-generation, at the first rejected token."""
+    forgetful = build(SynthesizerForCausalLM, spec, max_len=24, window=window)
+    other, prompt, calls = build(SynthesizerForCausalLM, max_len=24), ids(1, 4), []
+    asked = {"do_sample": False, **NO_STOP}
+    for model in (forgetful, other):
+        model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for model, helped in [
+        (forgetful, {"prompt_lookup_num_tokens": 2}),
+        (forgetful, {"assistant_model": other}),
+        (other, {"assistant_model": forgetful}),
+    ]:
+        with pytest.raises(UserError, match=text):
+            model.generate(prompt, max_new_tokens=12, **helped, **asked)
+        assert calls == []
+    if window is not None:  # nothing is forgotten up to here
+        plain = forgetful.generate(prompt, max_new_tokens=3, **asked)
+        looked_up = {"prompt_lookup_num_tokens": 2, **asked}
+        assert torch.equal(forgetful.generate(prompt, max_new_tokens=3, **looked_up), plain)
+
+
 def test_generate_refuses_to_pass_max_len_before_the_first_token():
     model = build(SynthesizerForCausalLM)
     calls = []

@@ -5,7 +5,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
 
+from synthesizer.attention.convolution import Convolution
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.masks import real_tokens
+from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache
 from synthesizer.models.config import SynthesizerConfig
@@ -38,6 +43,9 @@ class SynthesizerGeneration:
     ) -> None:
         self._check_length(max_cache_length + 1)  # with a prompt of embeddings, unlike max_length
         self._check_padding(model_kwargs.get("attention_mask"))
+        is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
+        if is_assisted or generation_config.is_assistant:
+            self._check_going_back(max_cache_length + 1)
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise UserError(
@@ -73,11 +81,26 @@ class SynthesizerGeneration:
         """Refuse prompts that end in padding: the next token would stand behind it."""
         if self.config.is_encoder_decoder or mask is None or mask.dim() != 2:
             return
-        if not mask[:, -1].all():
+        if not real_tokens(mask)[:, -1].all():
             raise UserError(
                 "a prompt ends in padding (the last column of attention_mask holds a 0); pad on "
                 "the left: tokenizer.padding_side = 'left'"
             )
+
+    def _check_going_back(self, length: int) -> None:
+        """Refuse an assistant where a rejected token cannot be taken back: its cache has gone."""
+        for layer in self.base_model.decoder.layers:
+            mixer, forgets = layer.attention, ""
+            if isinstance(mixer, Convolution):
+                forgets = spec_of_mixer(mixer)
+            elif isinstance(mixer, SyntheticAttention) and (mixer.window or length) < length:
+                forgets = f"window={mixer.window}"
+            if forgets:
+                raise UserError(
+                    f"{forgets} keeps the last tokens alone, and a token that an assistant "
+                    "suggests may have to be taken back; generate without assistant_model and "
+                    "prompt_lookup_num_tokens, and choose another model as an assistant"
+                )
 
     def _check_length(self, length: int) -> None:
         """Refuse prompt + new tokens over max_len; a start token does not count."""
