@@ -5,12 +5,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
-from synthesizer import Size, SyntheticAttention
+from synthesizer import Size, SynthesizerForCausalLM, SyntheticAttention
 from synthesizer.attention import fast
 from synthesizer.attention.layer import CrossAttention
 from synthesizer.attention.mixers import build_mixer
 from test_fast import D, H, attention, mask_of
 from test_kernel import built, library, needs_compiler
+from test_models import build, ids
 from variants import TABLES, tokens
 
 __all__ = ["built", "library"]  # fixtures
@@ -121,6 +122,21 @@ def test_the_gradients_of_each_example_are_found_in_one_call(spec):
         layer(x[one], attention_mask=mask[one]).pow(2).sum().backward()
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(found[name][example], parameter.grad)
+
+
+def test_so_are_those_of_a_model():
+    model, tokens = build(SynthesizerForCausalLM, "random,dense+dot"), ids(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+
+    def loss(parameters, tokens, mask):
+        given = {"attention_mask": mask[None], "use_cache": False}
+        return functional_call(model, parameters, (tokens[None],), given).logits.pow(2).sum()
+
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    found = vmap(grad(loss), (None, 0, 0))(parameters, tokens, mask)
+    model(tokens, attention_mask=mask).logits.pow(2).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name].sum(0), parameter.grad)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "dot", "linformer"])
