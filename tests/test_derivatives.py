@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
+from torch.utils.checkpoint import checkpoint
 
 from synthesizer import Size, SynthesizerForCausalLM, SyntheticAttention
 from synthesizer.attention import fast
@@ -71,6 +72,18 @@ def test_so_is_one_of_the_compiled_kernel(spec, kind, causal, built):
     mask = mask_of(kind, 3, LENGTH)
     assert_equal_to_plain(layer.float(), x.float(), 1e-4, attention_mask=mask)
     assert "attend" in built
+
+
+@every_spec
+def test_so_is_one_of_a_checkpoint(spec):
+    """It gives saved tensors once: a backward that asks for them again fails."""
+    layer, x = attention(spec, length=LENGTH), tokens(2, LENGTH, D)
+    expected = gradients_of_a_penalty(layer, x, "plain")
+    forward = layer.forward
+    layer.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+    for path in ("auto", "fast"):
+        found = gradients_of_a_penalty(layer, x, path)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("spec", ["random", "dense", "random+dot"])

@@ -73,7 +73,8 @@ class ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        tensors, others = ctx.saved_tensors[:NUM_TERMS], ctx.saved_tensors[NUM_TERMS:]
+        saved = ctx.saved_tensors  # asked once: a checkpoint gives them no second time
+        tensors, others = saved[:NUM_TERMS], saved[NUM_TERMS:]
         if torch.is_grad_enabled():
             asked = (grad, ctx.needs_input_grad[3:])
             return None, None, None, *gradients_of_terms(tensors, ctx.visibility, *asked)

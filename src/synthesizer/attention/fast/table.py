@@ -148,7 +148,8 @@ class _TableAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         values, table, rows, columns, distances, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, None, *_gradients_to_differentiate(ctx, grad)
+            tensors = (values, table, rows, columns, distances)
+            return None, None, *_gradients_to_differentiate(ctx, tensors, grad)
         wants_values, *wanted = ctx.needs_input_grad[2:]
         grad_values = torch.zeros_like(values) if wants_values else None
         grad_table = grad_rows = grad_columns = None
@@ -184,7 +185,9 @@ class _TableAttention(torch.autograd.Function):
         return None, None, grad_values, grad_table, grad_rows, grad_columns, grad_distances
 
 
-def _gradients_to_differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:  # noqa: ANN401
+def _gradients_to_differentiate(
+    ctx: Any, tensors: Sequence[Tensor | None], grad: Tensor  # noqa: ANN401
+) -> list[Tensor | None]:  # fmt: skip
     """What backward gives, by autograd's own: examples side by side are one of great width."""
 
     def attention(values: Tensor, table: Tensor | None, *others: Tensor | None) -> Tensor:
@@ -192,7 +195,7 @@ def _gradients_to_differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]: 
         terms = Terms(values[:, None], rows, columns, table, distances=others[2])
         return written_out(terms, ctx.visibility, ctx.num_queries)[0].transpose(0, 1)
 
-    return gradients(attention, ctx.saved_tensors[:5], ctx.needs_input_grad[2:], grad)
+    return gradients(attention, tensors, ctx.needs_input_grad[2:], grad)
 
 
 def _block_weights(
