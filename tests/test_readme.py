@@ -1,18 +1,33 @@
-"""The README tells the truth: its table is the code's, its example runs as printed."""
+"""The README tells the truth: its table is the code's, its code and its commands run."""
 
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from pretrained import build
+from synthesizer.cli import main
 from synthesizer.spec import variants
+from synthesizer.study import compare as study
+from synthesizer.study.plan import draw_up
+from test_audit import sentences, tokenizer
+from test_inference import pairs, reviews
+from tiny import environment, write_text
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text()
+CONTRIBUTING = (HOME / "CONTRIBUTING.md").read_text()
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
 PAGES += [str(page.relative_to(HOME)) for page in sorted((HOME / "docs").glob("*.md"))]
+
+
+def blocks(language, page=README + CONTRIBUTING):
+    """The fenced blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def test_the_table_of_variants_is_the_codes_own():
@@ -24,17 +39,117 @@ def test_the_table_of_variants_is_the_codes_own():
         assert row in README
 
 
-def test_the_python_example_runs_as_printed(tmp_path):
-    example = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+def test_every_python_block_runs_as_printed(tmp_path):
+    for number, code in enumerate(blocks("py") + blocks("python")):
+        (tmp_path / f"block{number}.py").write_text(code)
+    paths = sorted(map(str, tmp_path.glob("block*.py")))
+    assert len(paths) == 4
+    script = (
+        "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+    )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example],
+        [sys.executable, "-W", "error", "-c", script, *paths],
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env=environment(),
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "torch.Size([4, 100, 512]) torch.Size([4, 8, 100, 100])\n"
+
+
+@pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+def test_the_function_of_ones_own_is_compared_as_printed(page, tmp_path, forks):
+    (code,) = [code for code in blocks("py", page) + blocks("python", page) if "Decay" in code]
+    (tmp_path / "decay.py").write_text(code)
+    reviews(tmp_path / "my.csv")
+    (line,) = set(re.findall(r"`(synthesizer compare my.csv .*?)`", page))
+    code, out, error = forks.run(*shlex.split(line)[1:], "--plan", cwd=tmp_path)
+    assert code == 0, error
+    assert "decay+dot" in out
+
+
+SMALL = """model.d_model=8 model.num_heads=2 model.num_layers=1 model.max_len=24 train.steps=2
+    train.warmup=1 train.batch_tokens=96 text.vocab_size=300 evaluate.limit=2 evaluate.beam=1
+    evaluate.max_new_tokens=4"""
+DATA = {  # in place of thousands of texts, or of a download
+    "python-docs": "text.txt",
+    "grammar-ende": "pairs.tsv",
+    "mt-multi30k-ende": "pairs.jsonl",
+}
+OURS = "(echo .* [|] )?(python -m )?synthesizer "
+MANNER = {  # what makes each verb short
+    "train": [word for key in SMALL.split() for word in ("--set", key)],
+    "bench": ["--explain", "--small"],
+    "audit": ["--steps", "2", "--rankings", "1"],
+    "compare": ["--plan"],  # whose workers are replaced by the drawing up of the plan
+}
+
+
+def shell_lines():
+    """Every line of the shell blocks, without its comment."""
+    lines = [
+        line.partition(" #")[0].strip() for block in blocks("sh") for line in block.split("\n")
+    ]
+    return [line for line in lines if line]
+
+
+def reduced(line):
+    """The words of a `synthesizer` line, made short."""
+    words = shlex.split(line)[1:]
+    verb, subject = words[0], words[1] if len(words) > 1 else ""
+    words += MANNER.get(verb, [])
+    words += ["--set", f"data.train={DATA[subject]}"] if verb == "train" and subject in DATA else []
+    return ["3" if word == "48" else word for word in words]  # of the heads of a tiny model
+
+
+def test_every_synthesizer_line_runs(tmp_path, forks, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in shell_lines() if re.match(OURS, line)]
+    write_text(tmp_path / "text.txt", lines=600)
+    pairs(tmp_path / "pairs.tsv")
+    rows = (f'{{"en": "the cat {n}", "de": "die Katze {n}"}}\n' for n in range(60))
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
+    for name in ("my.csv", "reviews.csv"):
+        reviews(tmp_path / name)
+    build("bert").save_pretrained(tmp_path / "MODEL")
+    tokenizer().save_pretrained(tmp_path / "MODEL")
+    (tmp_path / "texts.csv").write_text("\n".join(["text", *sentences(12)]))
+    monkeypatch.setattr(
+        study, "list_commands", lambda asked, say: [row.label for row in draw_up(asked).rows]
+    )
+    lines.insert(0, "synthesizer train python-docs --synthesis dot")  # which a line audits
+    for line in lines:
+        said, _, command = line.rpartition(" | ")
+        words = reduced(command.removeprefix("python -m "))
+        if words[0] == "compare":
+            assert main(words) == 0, (line, capsys.readouterr().err)
+            assert "dot" in capsys.readouterr().out
+            continue
+        text = said.removeprefix("echo ").strip('"') + "\n"
+        code, out, error = forks.run(*words, cwd=tmp_path, stdin=text, env={"HF_HUB_OFFLINE": "1"})
+        assert code == 0, (line, error)
+        assert out, line
+
+
+def test_every_other_line_names_what_there_is():
+    """These would install, run for minutes, or run this test: what they name is looked up."""
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    targets = re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(), re.MULTILINE)
+    for line in shell_lines():
+        words = shlex.split(line)
+        if words[0] == "make":
+            assert words[1] in targets
+        elif words[0] == "pip":
+            extras = re.findall(r"\[(.*?)\]", line)
+            assert {*extras} <= {*project["optional-dependencies"]}
+            assert words[2:] == ["torch"] or [w for w in words[2:] if w.startswith(".")], line
+            assert all((HOME / name).exists() for name in words if name.endswith(".txt"))
+        elif words[0] == "torchrun":
+            assert re.match(OURS, line.partition(" -m ")[2])
+        else:
+            assert line == "python -m pytest" or re.match(OURS, line)
 
 
 @pytest.mark.parametrize("name", PAGES)
