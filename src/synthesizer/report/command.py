@@ -58,10 +58,8 @@ def _draw_audit(dirs: list[Path], out: Path | None) -> None:
     """Draw the page of an audit again, and print its path."""
     if len(dirs) > 1:
         raise UserError("an audit has a page of its own; name its directory alone")
-    try:
-        from synthesizer.audit.page import draw_again
-    except ImportError as error:
-        raise missing_extra(error.name) from None
+    from synthesizer.audit.page import draw_again
+
     say(str(draw_again(dirs[0], out)))
 
 
