@@ -29,6 +29,15 @@ def test_what_needs_no_torch_imports_none(arguments):
     assert done.stdout.rstrip().endswith("[]")
 
 
+def test_no_words_at_all_print_the_help():
+    shown, bare = (subprocess.run([sys.executable, "-m", "synthesizer", *words], text=True,
+                                  capture_output=True, env=environment())
+                   for words in (["--help"], []))  # fmt: skip
+    assert bare.stdout.split() == shown.stdout.split()
+    assert "compare" in bare.stdout
+    assert (bare.stderr, bare.returncode) == ("", 2)
+
+
 def test_the_version_is_the_packages(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"synthesizer {synthesizer.__version__}\n"

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ PLANS = ("commands", "slurm")
 def name_plan(words: list[str]) -> list[str]:
     """The words of a command line, where --plan alone means --plan commands."""
     named = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         named += [word, PLANS[0]] if word == "--plan" and after not in PLANS else [word]
     return named
 
