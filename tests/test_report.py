@@ -230,6 +230,19 @@ class Links(HTMLParser):
         self.found += [value for name, value in attrs if name in names]
 
 
+def test_a_long_curve_is_thinned_and_keeps_its_spikes(tmp_path):
+    run = make_run(tmp_path / "dot", "dot", 1, 0.9)
+    short = len(write_report([run]).read_text())
+    losses = np.full(30_000, 2.0) + np.arange(30_000) % 7 / 10
+    losses[12_345] = 90.0
+    lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = write_report([run]).read_text()
+    assert len(html) < short + 200_000
+    assert "step (thinned to 2,000 points, extremes kept)" in html
+    assert ">80<" in html, "the axis reaches the one step of 90"
+
+
 def test_the_page_fetches_nothing(study):
     html = (study / "report.html").read_text()
     links = Links()

@@ -30,6 +30,7 @@ from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
 from synthesizer.study.tune import Tried, learning_rate_of, settings_tried
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
+MOST_POINTS = 2000  # of a curve; a longer one is thinned
 FAR = 3  # times as far from the best as all other rows: would leave them no room
 
 _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
@@ -333,7 +334,8 @@ def _curves(
         return ""
     with drawing(3.4) as (figure, axes):
         ends = []
-        for place, line, (steps, mean, low, high) in curves:
+        for place, line, curve in curves:
+            steps, mean, low, high = _thinned(curve)
             look = look_of(place)
             axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
             marker = look["marker"] if len(steps) == 1 else ""
@@ -342,7 +344,9 @@ def _curves(
                 linewidth=2 if place == 0 else 1.5,
             )  # fmt: skip
             ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
-        axes.set_xlabel(across)
+        longest = max(len(curve[0]) for *_, curve in curves)
+        thinned = f" (thinned to {MOST_POINTS:,} points, extremes kept)"
+        axes.set_xlabel(across + thinned * (longest > MOST_POINTS))
         axes.set_ylabel(name)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
         if sign < 0:
@@ -371,3 +375,15 @@ def _mean_curve(line: Line, read: Callable[[dict[str, Any]], float | None]) -> C
         np.array([np.min(at) for at in found]),
         np.array([np.max(at) for at in found]),
     )
+
+
+def _thinned(curve: Curve) -> Curve:
+    """At most MOST_POINTS of a curve: its ends, and the least and the most of every stretch."""
+    steps, _, low, high = curve
+    if len(steps) <= MOST_POINTS:
+        return curve
+    kept = {0, len(steps) - 1}
+    for part in np.array_split(np.arange(len(steps)), MOST_POINTS // 2 - 1):
+        kept |= {int(part[low[part].argmin()]), int(part[high[part].argmax()])}
+    places = sorted(kept)
+    return curve[0][places], curve[1][places], curve[2][places], curve[3][places]
