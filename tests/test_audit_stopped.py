@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from synthesizer.audit.cost import Auditor
+from synthesizer.audit.cost import Auditor, Point
+from synthesizer.audit.measured import Measured
 from synthesizer.errors import UserError
 from test_audit import home, measured  # noqa: F401
 
@@ -89,8 +90,38 @@ def test_another_audit_is_not_gone_on_with(home, tmp_path):  # noqa: F811
     finally:
         texts.write_text(written)
     path.write_text("no record\n")
-    with pytest.raises(UserError, match=r"measured.jsonl is damaged; delete it to measure from"):
+    with pytest.raises(UserError, match=r"measured.jsonl is damaged .*; delete it to measure from"):
         measured(home, "agreement", tmp_path)
+
+
+POINT = {"replaced": 1, "value": 2.0, "cost": float("nan"), "low": 0.1, "high": 1.5}
+JUNK = {
+    "no UTF-8": b"\xff\n",
+    "a deep list": b"[" * 100_000 + b"\n",
+    "a number": b"5\n",
+    "a line of text": b'{"facts": {"seed": "0"}}\n"x"\n',
+    "a name that is a list": b'{"facts": {"seed": "0"}}\n{"name": [], "found": {}}\n',
+    "a list for a point": b'{"facts": {"seed": "0"}}\n{"name": "one", "found": [1]}\n',
+    "a point without its value": b'{"facts": {"seed": "0"}}\n{"name": "one", "found": {}}\n',
+    "a point of text": json.dumps({"facts": {"seed": "0"}}).encode()
+    + b"\n"
+    + json.dumps({"name": "one", "found": POINT | {"value": "x"}}).encode()
+    + b"\n",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_among_measurements_is_one_line(tmp_path, junk):
+    (tmp_path / "measured.jsonl").write_bytes(JUNK[junk])
+    with pytest.raises(UserError, match=r"measured.jsonl is damaged \(.*\); delete it") as error:
+        Measured(tmp_path, {"seed": "0"})("one", lambda: Point(**POINT), Point)
+    assert "\n" not in str(error.value)
+
+
+def test_a_measurement_is_read_as_it_was_made(tmp_path):
+    made = Measured(tmp_path, {"seed": "0"})("one", lambda: Point(**POINT), Point)
+    again = Measured(tmp_path, {"seed": "0"})("one", pytest.fail, Point)
+    assert repr(again) == repr(made)
 
 
 def test_a_killed_process_leaves_what_it_measured(home, tmp_path, forks):  # noqa: F811

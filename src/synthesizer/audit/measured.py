@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from synthesizer.errors import UserError
@@ -41,7 +42,10 @@ class Measured:
     def __call__(self, name: str, measure: Callable[[], T], kind: type[T]) -> T:
         """What is known by this name, else what measure returns; written down."""
         if name in self._known:
-            return kind(**self._known[name])
+            try:
+                return TypeAdapter(kind).validate_json(json.dumps(self._known[name]), strict=True)
+            except ValidationError:
+                raise _damaged(self.path, f"what it says of {name} is no {kind.__name__}") from None
         found = measure()
         self._known[name] = asdict(found)  # type: ignore[call-overload]
         if self.path is not None:
@@ -82,16 +86,22 @@ def _line(name: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "found": found}
 
 
+def _damaged(path: Path | None, why: str) -> UserError:
+    return UserError(f"{path} is damaged ({why}); delete it to measure from the beginning")
+
+
 def _read(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The measurements in a file that began with the same facts; a cut last line is left out."""
-    whole, _, _ = read_regular(path).rpartition("\n")
     try:
+        whole, _, _ = read_regular(path).rpartition("\n")
         lines = [json.loads(line) for line in whole.split("\n") if line]
         known = {line["name"]: line["found"] for line in lines[1:]}
         before = lines[0]["facts"] if lines else facts
         other = [name for name in facts if before.get(name) != facts[name]]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} is damaged; delete it to measure from the beginning") from None
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
     if other:
         name = other[0]
         raise UserError(
