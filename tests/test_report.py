@@ -434,7 +434,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     ):
         write_report([tmp_path / "missing"])
     (tmp_path / "study.json").write_text("[]")
-    with pytest.raises(UserError, match="run the comparison again, or name its run directories"):
+    with pytest.raises(UserError, match=r"study\.json is not the record .*; restore it"):
         write_report([tmp_path])
 
 

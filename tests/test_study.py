@@ -454,10 +454,8 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(aske
     damaged = study_of(asked)
     damaged["rows"][1]["trials"][0]["validation"] = "good"
     (asked.out / "study.json").write_text(json.dumps(damaged))
-    conducted(asked)
-    assert "5 of the trials are known from study.json" in capsys.readouterr().out
-    assert [path.name for path in asked.out.glob("trials/*/*")] == ["trial1"]
-    assert study_of(asked) == record
+    with pytest.raises(UserError, match=r"study\.json is not .* \(rows\.1\.trials\.0\.validation"):
+        draw_up(asked)
 
 
 def test_a_study_that_began_with_one_search_seed_goes_on_with_it(asked):

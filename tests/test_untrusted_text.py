@@ -59,7 +59,7 @@ def poison(home):
     study["rows"][1]["note"] = HOSTILE
     study["rows"][-1]["error"] = HOSTILE
     study["rows"][2]["trials"] = [{"changes": [f"train.lr={HOSTILE}", "t=1"], "validation": 1.0}]
-    study |= {"command": HOSTILE, "recipe": HOSTILE, "chosen_for": HOSTILE, "match": HOSTILE}
+    study |= {"command": HOSTILE, "recipe": HOSTILE, "chosen_for": HOSTILE}
     path.write_text(json.dumps(study))
     for file in home.rglob("result.json"):
         if "fixed_random" in str(file):

@@ -35,6 +35,7 @@ from synthesizer.study.verdict import (
     Comparison,
     Measured,
     allowed,
+    check_margin,
     is_void,
     judge,
     judge_again,
@@ -381,6 +382,17 @@ def test_language_models_have_one_margin_whatever_they_count():
     spans = rows * [1, 1, 0, 0]
     dot = Measured("dot", {1: score("perplexity", spans)}, {1: spans})
     assert allowed("perplexity", dot) == pytest.approx(dot.scores[1] * (2**BITS - 1))
+
+
+def test_a_margin_stays_within_its_metric():
+    """A share ends at 100; as many bits again as dot has are no small loss."""
+    dot = Measured("dot", {1: 2.0, 2: 2.2}, {})
+    check_margin(99.0, "accuracy", dot)
+    check_margin(2.0, "bits_per_byte", dot)
+    with pytest.raises(UserError, match=r"margin is 100 points of accuracy; .* less than 100, its"):
+        check_margin(100.0, "accuracy", dot)
+    with pytest.raises(UserError, match=r"points of bits_per_byte; .* less than 2.1, dot's own"):
+        check_margin(3.0, "bits_per_byte", dot)
 
 
 def said(seeds=3, gain=0.0, **words):

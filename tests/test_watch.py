@@ -155,5 +155,5 @@ def test_watching_ends_with_the_last_run(study, monkeypatch):
 
 
 def test_a_directory_without_a_study_is_not_watched(tmp_path):
-    with pytest.raises(UserError, match=r"has no readable study\.json \(FileNotFoundError"):
+    with pytest.raises(UserError, match=r"study\.json is not the record .*\(No such file"):
         watch(tmp_path)

@@ -117,6 +117,15 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
+def contradicted(values: dict[str, Any], overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The `key=value`, the last of a key, that a stored recipe has otherwise; and what it has."""
+    stored = dict(leaves(values))
+    wanted = {text.partition("=")[0].strip(): text for text in overrides}
+    for key, text in wanted.items():
+        if stored.get(key) != _value(text.partition("=")[2].lstrip()):
+            yield text, stored.get(key)
+
+
 def recipe_names() -> list[str]:
     """The built-in recipes, sorted."""
     folder = resources.files("synthesizer") / "recipes"

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage
-from synthesizer.experiment.recipe import leaves
-from synthesizer.experiment.records import Study as StudyRecord
+from synthesizer.experiment.recipe import contradicted, leaves
+from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
 from synthesizer.spec import TABLE_2, normalize_spec
-from synthesizer.untrusted import path_inside, read_regular
+from synthesizer.study.sequential import Looks
+from synthesizer.untrusted import read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
 PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
@@ -140,6 +141,7 @@ class Study:
     rows: tuple[Row, ...]
     command: str | None = None
     margin: float | None = None
+    looks: Looks | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # match, tune, chosen_for, quick
 
     @property
@@ -267,27 +269,44 @@ def _damaged_lines(path: Path) -> str | None:
 
 
 def _read_study(file: Path, verify: bool) -> Study:
-    home = file.parent
-    try:
-        stored = json.loads(read_regular(file))
-        StudyRecord.check(stored)
-        rows = tuple(_read_row(home, row, verify) for row in stored["rows"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{file} cannot be read ({type(error).__name__}: {error}); "
-            "run the comparison again, or name its run directories"
-        ) from None
+    home, stored = file.parent, read_study(file)
+    rows = tuple(_read_row(home, row, verify) for row in stored["rows"])
+    for place, (row, told) in enumerate(zip(rows, stored["rows"], strict=True)):
+        for run in row.runs:
+            if wrong := _contradiction(row, told.get("settings", ()), run):
+                raise UserError(
+                    f"{file}: rows.{place}, {row.label!r}, lists {run.path}, whose recipe.toml "
+                    f"has {wrong}; restore the file that was changed"
+                )
     name = stored.get("recipe") or home.name
-    known = {"command", "margin", "rows", "recipe"}
+    known = {"command", "margin", "rows", "recipe", "looks"}
     facts = {key: value for key, value in stored.items() if key not in known}
-    return Study(name, home, rows, stored.get("command"), stored.get("margin"), facts)
+    looks = _read_looks(file, stored["looks"]) if stored.get("looks") else None
+    return Study(name, home, rows, stored.get("command"), stored.get("margin"), looks, facts)
+
+
+def _read_looks(file: Path, looks: dict[str, Any]) -> Looks:
+    try:
+        return Looks.read(looks)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def _contradiction(row: Row, settings: Sequence[str], run: Record) -> str | None:
+    """What a run's recipe has that is not its row's; a run that cannot be read says nothing."""
+    if run.trouble:
+        return None
+    own = run.recipe["synthesis"]
+    if normalized(own) != normalized(row.spec):
+        return f"synthesis {own!r} where the row has {row.spec!r}"
+    found = next(contradicted(run.recipe, (*row.varied, *settings)), None)
+    return found and f"{found[0].partition('=')[0]} {found[1]!r} where the row has {found[0]}"
 
 
 def _read_row(home: Path, row: dict[str, Any], verify: bool) -> Row:
-    paths = [path_inside(home, run) for run in row["runs"]]
     runs = [
         read_run(path, verify=verify)
-        for path in paths
+        for path in (home / run for run in row["runs"])
         if any((path / name).exists() for name in (RECIPE, RESULT, MANIFEST))
     ]
     remarks = {name: row.get(name) for name in ("error", "note", "left_out")}

@@ -61,7 +61,7 @@ def notes(summary: Summary) -> list[str]:
             "The search ran with equal steps."
         )
     elif facts.get("match") not in (None, "none"):
-        budget = {"params": "parameters", "flops": "FLOPs"}.get(facts["match"], facts["match"])
+        budget = {"params": "parameters", "flops": "FLOPs"}[facts["match"]]
         said.append(
             f"The feed-forward width is chosen so that all variants have the same {budget}."
         )

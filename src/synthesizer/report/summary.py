@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from synthesizer.errors import UserError
+from synthesizer.experiment.run import STUDY
 from synthesizer.metrics import SCORES
 from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
@@ -21,6 +23,7 @@ from synthesizer.study.verdict import (
     Comparison,
     Measured,
     allowed,
+    check_margin,
     is_void,
     judge,
     judge_again,
@@ -179,14 +182,14 @@ def summarize(study: Study) -> Summary:
     plain = opponent_of(study)
     dot = plain if plain is not None and plain.finished else None
     seeds = {run.seed for row in study.rows if row.label != AGAIN for run in row.finished}
-    looks = Looks.read(study.facts["looks"]) if study.facts.get("looks") else None
-    looks = looks and looks.within(len(seeds))
+    looks = study.looks and study.looks.within(len(seeds))
     compared: dict[str, Comparison] = {}
     again: Comparison | None = None
     margin, reference = "", None
     asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher, "margin": study.margin}
     if dot is not None and metric in SCORES:
         reference = measured(dot, metric)
+        _check_margin(study, metric, reference)
         trained = [row for row in study.rows if row.finished]
         found: list[Comparison] = []
         for varied in dict.fromkeys(row.varied for row in trained):  # one, but for --vary
@@ -214,6 +217,14 @@ def summarize(study: Study) -> Summary:
     opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in SCORES else ()
     found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
     return Summary(*found_in, has_documents=documents, opponents=opponents)
+
+
+def _check_margin(study: Study, metric: str, dot: Measured) -> None:
+    try:
+        if study.margin is not None:
+            check_margin(study.margin, metric, dot)
+    except UserError as error:
+        raise UserError(f"{study.path / STUDY}: {error}") from None
 
 
 def _answer(

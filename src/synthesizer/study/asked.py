@@ -1,15 +1,18 @@
 """What a user asks of a comparison, and what cannot be asked together (no torch)."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.records import Match
 from synthesizer.sizes import parse_positions
 from synthesizer.study.sequential import PLANNED
 from synthesizer.study.tune import TRIALS
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
-MATCHES = ("none", "params", "flops", "time")
+MATCHES: tuple[str, ...] = get_args(Match)
 WIDTHS = ("params", "flops")  # budgets that are met through d_ff
 
 
@@ -85,6 +88,8 @@ def check(asked: Asked) -> None:
     for name, given in (*others, ("until-decided", asked.until_decided)):
         if asked.ladder and given:
             raise UserError(f"--ladder cannot be combined with --{name}; leave one of them out")
+    if asked.margin is not None and not 0 < asked.margin < math.inf:
+        raise UserError(f"--margin is {asked.margin:g}; expected a number of points above 0")
     if asked.tune == 1:
         raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
     if asked.until_decided and (asked.quick or asked.seeds or asked.lists_commands):

@@ -6,18 +6,17 @@ every other step says how repeatable it is. It is written to study.json before a
 the same command reads it there again, so that a study is repeated and continued to the bit.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from synthesizer.experiment.recipe import dump
+from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY
 from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
 from synthesizer.study.rows import DOT, Row
-from synthesizer.untrusted import read_regular
 
 STEPS, EVERY = "train.steps=", "evaluate.every="
 
@@ -88,10 +87,10 @@ def _recorded(plan: Plan) -> Mapping[str, tuple[tuple[str, ...], str]]:
     path = plan.out / STUDY
     if not path.exists():
         return {}
-    rows: list[dict[str, Any]] = json.loads(read_regular(path))["rows"]  # checked by the plan
+    rows: list[dict[str, Any]] = read_study(path)["rows"]
     found = {
-        row["label"]: tuple(t for t in row["settings"] if t.startswith((STEPS, EVERY)))
+        row["label"]: tuple(t for t in row.get("settings", ()) if t.startswith((STEPS, EVERY)))
         for row in rows
     }
-    notes = {row["label"]: str(row["note"]) for row in rows}
+    notes = {row["label"]: str(row.get("note")) for row in rows}
     return {label: (own[-2:], notes[label]) for label, own in found.items() if len(own) >= 2}

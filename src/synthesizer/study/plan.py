@@ -11,7 +11,7 @@ from typing import Any
 
 from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
-from synthesizer.experiment.records import Trial
+from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, write_text
 from synthesizer.spec import import_modules, normalize_spec
 from synthesizer.study.asked import Asked, check
@@ -25,7 +25,7 @@ from synthesizer.study.rows import (
 )
 from synthesizer.study.sequential import PLANNED, Looks
 from synthesizer.study.tune import REPEATED, TRIAL_SEEDS
-from synthesizer.untrusted import check_folder_name, read_regular
+from synthesizer.untrusted import check_folder_name
 
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
@@ -235,7 +235,7 @@ def _as_begun(plan: Plan) -> Plan:
     path = plan.out / STUDY
     if not path.exists():
         return plan
-    there = json.loads(read_regular(path))  # checked by refuse_to_mix
+    there = read_study(path)
     plan.meet(plan.shared, there.get("identity"))
     repeated = (there.get("search") or {}).get("repeated", 0)
     tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
@@ -250,23 +250,12 @@ def _as_begun(plan: Plan) -> Plan:
 def _known_trials(there: dict[str, Any]) -> list[dict[str, Any]]:
     """What earlier trials reached, by their runs; a record is kept without the runs themselves."""
     found: dict[str, dict[str, Any]] = {}
-    for trial in _listed(there):
-        try:
-            Trial.check(trial)
-        except ValueError:  # damaged: as if it had not been tried
-            continue
-        if trial["validation"] is not None and isinstance(trial.get("run"), str):
-            own = {key: value for key, value in trial.items() if key not in ("row", "positions")}
-            found[trial["run"]] = own
+    for holder in (*there["rows"], there.get("opponent") or {}):  # a dot product may be no row
+        for trial in holder.get("trials") or ():
+            if trial["validation"] is not None and trial.get("run"):
+                own = {k: v for k, v in trial.items() if k not in ("row", "positions")}
+                found[trial["run"]] = own
     return list(found.values())
-
-
-def _listed(there: dict[str, Any]) -> Iterator[Any]:
-    """The trials of rows, and of dot products that are no rows; study.json may be anybody's."""
-    rows = there.get("rows")
-    for holder in (*(rows if isinstance(rows, list) else ()), there.get("opponent")):
-        trials = holder.get("trials") if isinstance(holder, dict) else None
-        yield from trials if isinstance(trials, list | tuple) else ()
 
 
 def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
@@ -369,8 +358,8 @@ def refuse_to_mix(plan: Plan) -> None:
         if plan.out.exists() and any(map(_is_foreign, plan.out.iterdir())):
             raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
         return
+    there = read_study(path)
     try:
-        there = json.loads(read_regular(path))
         before = there.get("inferred") or there["shared"]
         changed = differences(parse_recipe(before, str(path)), plan.shared)
         tried, trials, rungs = there["tune"], plan.asked.trials, there.get("ladder")
@@ -382,11 +371,9 @@ def refuse_to_mix(plan: Plan) -> None:
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
         old, new = there.get("identity"), plan.identity
-        if not isinstance(old, str | None):
-            raise TypeError("identity")
         if new not in (None, old) if old else there["data"] not in old_names(plan.fingerprint):
             changed.append("the data have changed")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not the record of a comparison ({type(error).__name__}: {error}); "
             "choose another --out"

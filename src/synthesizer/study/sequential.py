@@ -59,7 +59,7 @@ class Looks:
                 f"looks are planned at {list(planned)} seeds; expected rising numbers from "
                 f"{FEWEST_SEEDS} on, as in {list(PLANNED)}"
             )
-        if taken != planned[: len(taken)]:
+        if not taken or taken != planned[: len(taken)]:
             raise UserError(
                 f"looks were taken at {list(taken)} seeds where {list(planned)} were planned; "
                 "the level was spent on the plan: take the looks in order and no others"

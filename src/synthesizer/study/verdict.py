@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from synthesizer.errors import UserError
 from synthesizer.metrics import DOCUMENTS, ROUGE, SCORES, Statistics
 from synthesizer.study.evidence import (
     FEWEST_SEEDS,
@@ -84,6 +85,21 @@ def allowed(metric: str, dot: "Measured") -> float:
     totals = sum((rows.sum(0, np.float64) for rows in dot.statistics.values()), np.zeros(4))
     per_unit = totals[3] / totals[LANGUAGE_MODEL[metric]] if totals[3] else 1.0
     return float(reference * (2 ** (BITS * per_unit) - 1))
+
+
+def check_margin(margin: float, metric: str, dot: "Measured") -> None:
+    """Refuse a margin that lets anything be no worse.
+
+    Shares and similarities end at 100; a language model's metric has no end, and as much again as
+    dot's own is further than a margin goes.
+    """
+    score = float(np.mean(list(dot.scores.values())))
+    most, why = (100.0, "its scale") if metric in IN_PERCENT else (score, "dot's own")
+    if not 0 < margin < most and np.isfinite(most):
+        raise UserError(
+            f"margin is {margin:g} points of {metric}; expected more than 0 and less than "
+            f"{most:.4g}, {why}: --margin sets it"
+        )
 
 
 @dataclass(frozen=True)

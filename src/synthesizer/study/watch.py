@@ -1,6 +1,5 @@
 """The live table of a study that others run: read from its run directories (no torch)."""
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import parse_recipe
-from synthesizer.experiment.records import Study
+from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
-from synthesizer.untrusted import path_inside, read_regular
 
 EVERY = 2.0  # seconds between reads of the directories
 SILENT = 300.0  # seconds without a new line after which a run is named
@@ -85,21 +83,13 @@ class Seen:
 
 def watch(folder: Path, *, plain: bool = False) -> None:
     """Show how the runs of a study go until all are finished."""
-    try:
-        stored = json.loads(read_regular(folder / STUDY))
-        Study.check(stored)
-        rows = [row for row in stored["rows"] if not row.get("left_out")]
-        runs = [
-            Seen(number, Run(path_inside(folder, path)))
-            for number, row in enumerate(rows)
-            for path in row["runs"]
-        ]
-        steps = parse_recipe(stored["shared"]).train.steps
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{folder} has no readable {STUDY} ({type(error).__name__}: {error}); "
-            "name the directory of a comparison"
-        ) from None
+    stored = read_study(folder / STUDY)
+    rows = [row for row in stored["rows"] if not row.get("left_out")]
+    runs = [
+        Seen(number, Run(folder / path)) for number, row in enumerate(rows) for path in row["runs"]
+    ]
+    shared = parse_recipe(stored.get("shared", ""), f"{folder / STUDY}, shared:")
+    steps = shared.train.steps
     table = [RowStatus(row["label"], len(row["runs"]), 0.0) for row in rows]
     status = open_status(table, 1, steps, "test", plain=plain)
     try:
