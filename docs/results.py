@@ -14,7 +14,7 @@ from synthesizer.report.load import read_studies
 from synthesizer.report.metric_tables import metric_tables
 from synthesizer.report.plots import forest
 from synthesizer.report.published import UNKNOWN, paper_tables
-from synthesizer.report.reliability import floors
+from synthesizer.report.reliability import floors, unplanned_looks
 from synthesizer.report.sections import value_plot
 from synthesizer.report.style import css_variables
 from synthesizer.report.summary import MISSING, Summary, span, summarize
@@ -142,7 +142,7 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
 def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> list[str]:
     """The table of one study, the paper's beside it, and where its plots are."""
     parts = [f"## {title}", f"**{plain(summary.answer)}**", plain(summary.scope)]
-    parts += [results_table(summary)]
+    parts += [results_table(summary), *map(plain, unplanned_looks(summary))]
     given = [f"{plain(words)} has {value:.2f}" for words, value in floors(summary).items()]
     if given:
         parts.append(f"Without a network: {'; '.join(given)}.")

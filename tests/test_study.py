@@ -324,6 +324,62 @@ def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_furthe
         draw_up(replace(asked, seeds=4))
 
 
+def begin(asked, seeds):
+    """A study that was killed once so many seeds of every row were finished."""
+    plan = draw_up(asked)
+    plan.out.mkdir(exist_ok=True)
+    plan.write()
+    for row in plan.rows:
+        for seed in plan.seeds[:seeds]:
+            path = plan.path(row, seed)
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "result.json").write_text("{}")
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seeds": 5}, r"5 seeds \(seed1 to seed5\) now would be .*--set seed=6 --out DIR"),
+        ({"seeds": 2}, r"2 seeds \(seed1 to seed2\) now would be"),
+        ({"seeds": None, "until_decided": True}, "looks at 3, 5, 8, 12 seeds now would be"),
+        ({"overrides": ("seed=7",)}, r"3 seeds \(seed7 to seed9\) now would be"),
+    ],
+)
+def test_a_judged_study_gets_no_other_seeds(asked, other, said):
+    asked = replace(asked, syntheses=("dot", "random"), seeds=3)
+    begin(asked, 3)
+    planned = r"was planned with 3 seeds \(seed1 to seed3\) and has runs to be judged by; "
+    with pytest.raises(UserError, match=planned + said):
+        draw_up(replace(asked, **other))
+    assert draw_up(asked).seeds == (1, 2, 3)
+    assert draw_up(replace(asked, syntheses=("dot", "random", "none"))).seeds == (1, 2, 3)
+
+
+def test_a_study_that_nobody_could_judge_may_get_other_seeds(asked):
+    """With fewer than three seeds there is no verdict that a change could follow."""
+    asked = replace(asked, syntheses=("dot", "random"), seeds=5)
+    begin(asked, 2)
+    assert draw_up(replace(asked, seeds=3)).seeds == (1, 2, 3)
+    assert draw_up(replace(asked, seeds=None, until_decided=True)).looks is not None
+    begin(asked, 3)
+    assert draw_up(asked).seeds == (1, 2, 3, 4, 5), "killed, it goes on"
+    with pytest.raises(UserError, match=r"was planned with 5 seeds .* 3 seeds .* now would be"):
+        draw_up(replace(asked, seeds=3))
+
+
+def test_planned_looks_stay_and_say_what_was_not_planned(asked):
+    asked = replace(asked, syntheses=("dot", "random"), seeds=None, until_decided=True)
+    begin(asked, 3)
+    with pytest.raises(UserError, match="was planned with looks at 3, 5, 8, 12 seeds and has"):
+        draw_up(replace(asked, seeds=5, until_decided=False))
+    study = study_of(asked)
+    study["looks"]["unplanned"] = [3]
+    (asked.out / "study.json").write_text(json.dumps(study))
+    draw_up(asked).write()
+    assert study_of(asked)["looks"] == {"planned": [3, 5, 8, 12], "taken": [3], "unplanned": [3]}
+
+
 def test_a_larger_search_goes_on_where_a_smaller_one_ended(asked):
     asked = replace(asked, syntheses=("random",), tune=2)
     conducted(asked)

@@ -58,6 +58,7 @@ def make_whole_study(home):
         "rerun": {"row": "dot, d_ff 40", "seed": 1, "equal": True},
         "shared": (home / "dot/seed1/recipe.toml").read_text(),
         "data": "shift",
+        "identity": "0123abc",
     }
     (home / "study.json").write_text(json.dumps(study))
     return home
@@ -169,3 +170,11 @@ def test_a_study_that_its_runs_contradict_is_refused(home, name, capsys):
 def test_a_senseless_margin_is_refused_before_anything_runs(tmp_path, margin):
     with pytest.raises(UserError, match=r"--margin is .*; expected a number of points above 0"):
         draw_up(Asked("shift", margin=margin, out=tmp_path / "study"))
+
+
+def test_a_look_that_was_not_planned_is_owned_up_to(home):
+    assert "at most 10%" not in text_of(summarize_all([home]))
+    rewrite(home, lambda study: study["looks"].update(unplanned=[3]))
+    (summary,) = summarize_all([home])
+    assert "first judged with 3 seeds, as if no more were to come." in text_of([summary])
+    assert "is not 5% but at most 10%." in text_of([summary])

@@ -148,6 +148,7 @@ class Looks(_Record):
 
     planned: list[Count]
     taken: list[Count]
+    unplanned: list[Count] = []
 
 
 class Pretraining(_Record):

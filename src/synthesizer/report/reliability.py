@@ -194,10 +194,21 @@ def _intervals(summary: Summary) -> Iterator[str]:
             f"Interim looks were planned at {_list(looks.planned)} seeds and taken at "
             f"{_list(looks.taken)}; each uses its part of the {LEVEL:.0%}."
         )
+        yield from unplanned_looks(summary)
     elif any(line.comparison and line.comparison.covers_seeds for line in summary.lines):
         yield (
             "The number of seeds counts as fixed before the first run. Adding seeds because a row "
             "is undecided, and judging again, makes wrong verdicts more likely than that."
+        )
+
+
+def unplanned_looks(summary: Summary) -> Iterator[str]:
+    """Of a table that was judged before looks were planned: what the looks do not cover."""
+    for seeds in summary.looks.unplanned if summary.looks else ():
+        yield (
+            f"JUDGED BEFORE LOOKS WERE PLANNED: the table was first judged with {seeds} seeds, as "
+            f"if no more were to come. The planned looks do not cover that one; with it the chance "
+            f"of any wrong verdict is not {LEVEL:.0%} but at most {2 * LEVEL:.0%}."
         )
 
 

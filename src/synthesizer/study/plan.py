@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.records import read_study
-from synthesizer.experiment.run import STUDY, write_text
+from synthesizer.experiment.run import STUDY, Run, write_text
 from synthesizer.spec import import_modules, normalize_spec
 from synthesizer.study.asked import Asked, check
 from synthesizer.study.data import identify, old_names
+from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.guess import Guess, infer_recipe, is_data
 from synthesizer.study.row_list import rows_of
 from synthesizer.study.rows import (
@@ -23,7 +24,7 @@ from synthesizer.study.rows import (
     again,
     size_control,
 )
-from synthesizer.study.sequential import PLANNED, Looks
+from synthesizer.study.sequential import LEVEL, PLANNED, Looks
 from synthesizer.study.tune import REPEATED, TRIAL_SEEDS
 from synthesizer.untrusted import check_folder_name
 
@@ -239,7 +240,8 @@ def _as_begun(plan: Plan) -> Plan:
     plan.meet(plan.shared, there.get("identity"))
     repeated = (there.get("search") or {}).get("repeated", 0)
     tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
-    plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune))
+    looks = plan.looks and replace(plan.looks, unplanned=_looks_of(there).unplanned)
+    plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune), looks=looks)
     known = _known_trials(there)
     return plan.with_rows(
         replace(row, trials=tuple(t for t in known if Path(t["run"]).parent.name == row.folder))
@@ -383,3 +385,35 @@ def refuse_to_mix(plan: Plan) -> None:
             f"{plan.out} holds another comparison ({'; '.join(changed)}); "
             "choose another --out, or delete the directory"
         )
+    _refuse_unplanned_seeds(plan, there)
+
+
+def _looks_of(there: dict[str, Any]) -> Looks:
+    return Looks.read(there["looks"]) if there.get("looks") else Looks((), ())
+
+
+def _refuse_unplanned_seeds(plan: Plan, there: dict[str, Any]) -> None:
+    """Once a report could judge a study, its seeds stay: others would depend on the verdicts."""
+    old, new = _looks_of(there).planned, plan.looks.planned if plan.looks else ()
+    before = {row["label"]: [Path(run).name for run in row["runs"]] for row in there["rows"]}
+    now = {row.label: [plan.path(row, s).name for s in plan.seeds_of(row)] for row in plan.rows}
+    both = [(before[label], now[label]) for label in before if label in now]
+    if old == new:  # rows that were decided at a look have fewer seeds
+        both = [(a, b) for a, b in both if (a[: len(b)] != b[: len(a)] if new else a != b)]
+    finished = [sum(Run(plan.out / run).is_finished for run in r["runs"]) for r in there["rows"]]
+    if not both or sum(count >= FEWEST_SEEDS for count in finished) < 2:
+        return
+    planned, asked = (_say_seeds(*one) for one in zip(both[0], (old, new), strict=True))
+    used = re.findall(r"seed(\d{1,9})\b", " ".join((*both[0][0], *both[0][1])))
+    fresh = 1 + max(map(int, used), default=0)
+    raise UserError(
+        f"{plan.out} was planned with {planned} and has runs to be judged by; {asked} now would be "
+        f"chosen after verdicts, and wrong ones likelier than {LEVEL:.0%}: repeat its own command, "
+        f"or begin anew with fresh seeds (--set seed={fresh} --out DIR)"
+    )
+
+
+def _say_seeds(runs: Sequence[str], looks: Sequence[int]) -> str:
+    if looks:
+        return f"looks at {', '.join(map(str, looks))} seeds"
+    return f"{len(runs)} seeds ({runs[0]} to {runs[-1]})" if runs else "no seeds"

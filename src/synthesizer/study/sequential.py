@@ -17,7 +17,7 @@ keeps its word and is trained no further. A look that was not planned has no lev
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -38,11 +38,13 @@ DRAWS = 4000  # simulated studies behind a power
 class Looks:
     """At how many seeds a study was, or is to be, judged.
 
-    study.json: "looks": {"planned": [3, 5, 8, 12], "taken": [3, 5]}
+    study.json: "looks": {"planned": [3, 5, 8, 12], "taken": [3, 5]}. An old record may add
+    "unplanned": [3], where its table had been judged before looks were planned.
     """
 
     planned: tuple[int, ...]
     taken: tuple[int, ...]
+    unplanned: tuple[int, ...] = ()
 
     @classmethod
     def once(cls, seeds: int) -> "Looks":
@@ -53,6 +55,7 @@ class Looks:
     def read(cls, record: Mapping[str, Any]) -> "Looks":
         """From study.json."""
         planned, taken = (tuple(map(int, record[key])) for key in ("planned", "taken"))
+        unplanned = tuple(map(int, record.get("unplanned", ())))
         rising = all(a < b for a, b in pairwise(planned))
         if not planned or planned[0] < FEWEST_SEEDS or not rising:
             raise UserError(
@@ -64,11 +67,12 @@ class Looks:
                 f"looks were taken at {list(taken)} seeds where {list(planned)} were planned; "
                 "the level was spent on the plan: take the looks in order and no others"
             )
-        return cls(planned, taken)
+        return cls(planned, taken, unplanned)
 
     def record(self) -> dict[str, list[int]]:
         """As study.json keeps it."""
-        return {"planned": list(self.planned), "taken": list(self.taken)}
+        told = {"planned": list(self.planned), "taken": list(self.taken)}
+        return told | ({"unplanned": list(self.unplanned)} if self.unplanned else {})
 
     def share(self, look: int) -> float:
         """The part of the level that a look has: that of its new seeds among all planned."""
@@ -78,12 +82,12 @@ class Looks:
     def within(self, seeds: int) -> "Looks":
         """Without looks that are begun and want more seeds than are there."""
         there = tuple(count for count in self.taken if count <= seeds)
-        return Looks(self.planned, there or self.taken[:1])
+        return replace(self, taken=there or self.taken[:1])
 
     def after(self, words: Iterable[str]) -> "Looks | None":
         """The looks with the next one taken; None where nothing is open or none is left."""
         seeds = next_look(self, words)
-        return None if seeds is None else Looks(self.planned, (*self.taken, seeds))
+        return None if seeds is None else replace(self, taken=(*self.taken, seeds))
 
 
 def next_look(looks: Looks, words: Iterable[str]) -> int | None:
