@@ -85,4 +85,4 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(story):
     assert full == 2
     assert untouched
     assert "cannot write" in errors
-    assert "the old file is intact: free some space and run the same command again" in errors
+    assert "the old file is intact: raise the limit of file sizes and run the same" in errors

@@ -2,10 +2,8 @@
 what it needs when it is called, so that --help, list and recipes start at once.
 """
 
-import errno
 import io
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,32 +15,15 @@ from rich.table import Table
 from synthesizer import __version__
 from synthesizer.audit.command import audit, convert
 from synthesizer.benchmark.command import bench
-from synthesizer.errors import UserError
+from synthesizer.errors import UserError, is_out_of_memory
 from synthesizer.experiment.console import Imports, print_table, say, say_aside
+from synthesizer.experiment.disk import DISK
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.report.command import report
 from synthesizer.spec import ALIASES, import_modules, variants
 from synthesizer.study.command import compare, name_plan
 from synthesizer.training.command import evaluate, generate, train
 from synthesizer.untrusted import printable
-
-DISK = {
-    errno.ENAMETOOLONG: "choose another path",
-    errno.ELOOP: "choose another path",
-    errno.ENOSPC: "free some space and run the same command again",
-    errno.EDQUOT: "free some space and run the same command again",
-    errno.EFBIG: "raise the limit of file sizes and run the same command again",
-    errno.EROFS: "make it writable, or choose another path",
-    errno.EACCES: "make it accessible, or choose another path",
-    errno.EPERM: "make it accessible, or choose another path",
-    errno.ENOTDIR: "choose another path",
-    errno.EISDIR: "choose another path",
-    errno.EIO: "the disk reports an error: check it, and run the same command again",
-    errno.EMFILE: "raise the limit of open files and run the same command again",
-}
-"""What a user can do about each error of the file system that reaches this far."""
-MEMORY = "can't allocate memory|out of memory|[Oo]verflow"
-"""How torch says that it wants more memory than there is, or than can be counted."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -129,12 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as stop:
         say_aside(f"synthesizer: {printable(str(stop))}")
         return 130
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        where = printable(str(error.filename or "the disk"))[:200]
-        say_aside(f"synthesizer: error: {where}: {error.strerror}; {DISK[error.errno]}")
-        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "synthesizer", *sys.stdlib_module_names):
@@ -142,13 +119,15 @@ def main(arguments: list[str] | None = None) -> int:
         install = "run pip install 'synthesizer-attention[train]'"
         say_aside(f"synthesizer: error: this needs {name}, which is not installed; {install}")
         return 2
-    except (MemoryError, RuntimeError) as error:
-        cause = str(error).partition("\n")[0][:200]
-        if isinstance(error, RuntimeError) and not re.search(MEMORY, cause):
+    except (MemoryError, RuntimeError, OSError) as error:
+        cause = str(error).partition("\n")[0][:200] or type(error).__name__
+        if is_out_of_memory(error):
+            advice = "ask for a smaller model, batch or length"
+            say_aside(f"synthesizer: error: this machine has too little memory ({cause}); {advice}")
+            return 2
+        if not isinstance(error, OSError) or error.errno not in DISK:
             raise
-        advice = "ask for a smaller model, batch or length"
-        say_aside(f"synthesizer: error: this machine has too little memory ({cause}); {advice}")
+        where = printable(str(error.filename or "the disk"))[:200]
+        say_aside(f"synthesizer: error: {where}: {error.strerror}; {DISK[error.errno]}")
         return 2
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
     return 0

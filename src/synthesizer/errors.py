@@ -1,4 +1,12 @@
-"""The one exception a user is meant to read, and the kind of it that ends a whole comparison."""
+"""The one exception a user is meant to read, its kinds, and what says that memory ran out."""
+
+import errno
+import re
+
+_NO_MEMORY = re.compile(
+    "can't allocate memory|out of memory|ALLOC_FAILED|(size calculation|multiplication) overflow"
+)
+"""How torch says that it wants more memory than there is, or than can be counted."""
 
 
 class UserError(ValueError):
@@ -16,3 +24,11 @@ def refuse_other_data(begun: object, before: str, now: str) -> None:
             f"{begun} began with other data (identity {before[:12]}, now {now[:12]}); restore "
             "them, choose another --out, or delete the directory to begin again"
         )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, the system or torch says that no memory is left (no torch)."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    said = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+    full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return said or full or bool(names & {"MemoryError", "OutOfMemoryError"})

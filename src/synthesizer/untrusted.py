@@ -7,6 +7,7 @@
     check_folder_name(name, what)     text that becomes a folder
     path_inside(folder, name)         text that names a folder in another
     check_links(folder)               a folder to write into or to delete from
+    listed(names)                     a row of names, however many there are
     printable(text)                   text on its way to a terminal or a page
     plain(text), fenced(code)         the same in Markdown
 
@@ -17,6 +18,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from synthesizer.errors import UserError
@@ -151,6 +153,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     pattern = _CONTROL_BUT_LINES if lines else _CONTROL
     return pattern.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def listed(names: Iterable[object], most: int = 10) -> str:
+    """Names with commas between them; of many, and of long ones, the beginning."""
+    every = [str(name) for name in names]
+    shown = [name if len(name) <= 100 else f"{name[:100]}..." for name in every[:most]]
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(shown) + more
 
 
 def plain(text: str) -> str:

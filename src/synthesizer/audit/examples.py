@@ -28,6 +28,7 @@ from synthesizer.data.sources import data_folder
 from synthesizer.errors import UserError
 from synthesizer.metrics.correlation import correlation_from_statistics, spearman_statistics
 from synthesizer.metrics.per_example import Statistics, Total, percent_from_statistics
+from synthesizer.untrusted import listed
 
 METRICS = ("loss", "accuracy", "spearman", "agreement")
 IGNORED = -100
@@ -170,13 +171,13 @@ def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], s
     if metric in ("accuracy", "spearman") and not target:
         raise UserError(
             f"--metric {metric} needs a column named {', '.join(known[:3])} or the like, and "
-            f"{path} has {', '.join(names)}; rename the column, or choose another metric"
+            f"{path} has {listed(names)}; rename the column, or choose another metric"
         )
     needed = 2 if metric == "spearman" else 1
     if len(texts) < needed:
         raise UserError(
             f"--metric {metric} needs {needed} column{'s' * (needed > 1)} of text, and {path} has "
-            f"{len(texts)} among {', '.join(names)}; give such a file, or choose another metric"
+            f"{len(texts)} among {listed(names)}; give such a file, or choose another metric"
         )
     return texts[:2], target
 

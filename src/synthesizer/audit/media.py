@@ -38,7 +38,7 @@ from synthesizer.audit.load import IMAGES, Reader, reads_targets
 from synthesizer.data.columns import NAMES
 from synthesizer.data.files import File, files_below
 from synthesizer.errors import UserError
-from synthesizer.untrusted import check_regular_file
+from synthesizer.untrusted import check_regular_file, listed
 
 SUFFIXES = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
@@ -102,7 +102,7 @@ def _column(names: Sequence[str], known: Sequence[str], path: Path, what: str) -
     found = next((name for wanted in known for name in names if name.lower() == wanted), None)
     if found is None:
         raise UserError(
-            f"{path} has no column of {what}: it has {', '.join(names)}; name one "
+            f"{path} has no column of {what}: it has {listed(names)}; name one "
             f"{', '.join(known[:3])} or the like"
         )
     return found

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from synthesizer.data.files import Row
 from synthesizer.errors import UserError
+from synthesizer.untrusted import listed
 
 NAMES = {
     "source": ("source", "src", "input", "en", "english", "article", "document", "dialogue"),
@@ -177,7 +178,7 @@ def label_number(label: str, labels: tuple[str, ...], column: str) -> int:
         return labels.index(label)
     if label.isdecimal() and int(label) < len(labels):
         return int(label)
-    raise BadRow(f"unknown label '{label}' in column '{column}'; known are {', '.join(labels)}")
+    raise BadRow(f"unknown label '{label[:100]}' in column '{column}'; known are {listed(labels)}")
 
 
 def draw(rows: Iterable[Row], size: int) -> tuple[list[Row], int]:
@@ -211,7 +212,7 @@ def infer_columns(
     for role, column in given.items():
         if not _has(names, column):
             raise UserError(
-                f"data.columns.{role} is '{column}'; the data has the columns {', '.join(names)}"
+                f"data.columns.{role} is '{column}'; the data has the columns {listed(names)}"
             )
     for role in roles:
         free = [name for name in names if name not in chosen.values()]
@@ -246,7 +247,7 @@ def _guess(role: str, free: list[str], names: list[str], sample: list[dict[str, 
     if texts:
         return texts[0]
     raise UserError(
-        f"no column for the role '{role}' among {', '.join(names)}; set data.columns.{role}"
+        f"no column for the role '{role}' among {listed(names)}; set data.columns.{role}"
     )
 
 

@@ -167,4 +167,4 @@ def _store(path: Path, entry: Entry) -> None:
                 with archive.open(member, "w", force_zip64=True) as content:
                     np.lib.format.write_array(content, np.ascontiguousarray(array))
 
-    write_atomically(path, fill, _SPACE, _ELSEWHERE)
+    write_atomically(path, fill, _advice)

@@ -15,6 +15,7 @@ from typing import Any
 from synthesizer.data.files import DATA_SUFFIXES, File, Row, read_files
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe_keys import Data
+from synthesizer.untrusted import listed
 
 State = dict[str, Any]  # of a stream of rows; JSON-able
 
@@ -266,7 +267,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
     theirs = {split: data.splits.get(split, split) for split in SPLITS}
     if theirs["train"] not in loaded:
         raise UserError(
-            f"{name} has the splits {', '.join(loaded)} and no '{theirs['train']}'; "
+            f"{name} has the splits {listed(loaded)} and no '{theirs['train']}'; "
             "set data.splits.train"
         )
     return Source(

@@ -1,4 +1,4 @@
-"""Writing that is whole or not at all, and disks that are full or forbidden (no torch)."""
+"""Writing that is whole or not at all, and what to do about disks that refuse (no torch)."""
 
 import errno
 import os
@@ -10,16 +10,35 @@ from pathlib import Path
 
 from synthesizer.errors import UserError
 
-ADVICE = "the old file is intact: free some space and run the same command again"
+INTACT = "the old file is intact"
 FORBIDDEN = "make it writable, or choose another --out"
+DISK = {
+    errno.ENAMETOOLONG: "choose another path",
+    errno.ELOOP: "choose another path",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some of your quota and run the same command again",
+    errno.EFBIG: "raise the limit of file sizes and run the same command again",
+    errno.EROFS: "make it writable, or choose another path",
+    errno.EACCES: "make it accessible, or choose another path",
+    errno.EPERM: "make it accessible, or choose another path",
+    errno.ENOTDIR: "choose another path",
+    errno.EISDIR: "choose another path",
+    errno.EIO: "the disk reports an error: check it, and run the same command again",
+    errno.EMFILE: "raise the limit of open files and run the same command again",
+    errno.ENOLCK: "this disk gives no locks: choose a path on another, or mount it with locks",
+    errno.ESTALE: "the disk of a server was lost: mount it and run the same command again",
+}
+"""What a user can do about each error of the file system."""
+_GONE = (
+    "its directory was deleted or moved: put it back, or run the same command again to begin anew"
+)
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 
 
 def write_atomically(
     path: Path,
     fill: Callable[[Path], None],
-    advice: str = ADVICE,
-    forbidden: str = FORBIDDEN,
+    advise: Callable[[OSError], str] | None = None,
 ) -> None:
     """Let `fill` write a file beside `path`, then move it there; on failure the old file stays.
 
@@ -43,7 +62,7 @@ def write_atomically(
         cause = disk_error(error)
         if cause is None:
             raise
-        raise cannot_write(path, cause, advice, forbidden) from None
+        raise cannot_write(path, cause, advice=advise and advise(cause)) from None
 
 
 def write_folder(
@@ -74,8 +93,7 @@ def write_folder(
         cause = disk_error(error)
         if cause is None:
             raise
-        advice = "nothing was written: free some space and run the same command again"
-        raise cannot_write(path, cause, advice) from None
+        raise cannot_write(path, cause, "nothing was written") from None
 
 
 def follow_umask(folder: Path) -> None:
@@ -98,12 +116,25 @@ def disk_error(error: Exception) -> OSError | None:
 
 
 def cannot_write(
-    path: Path, error: OSError, advice: str = ADVICE, forbidden: str = FORBIDDEN
+    path: Path, error: OSError, kept: str = INTACT, *, advice: str | None = None
 ) -> UserError:
-    """One line for a disk that is full, read-only or forbidden."""
+    """One line for a disk that is full, read-only, forbidden, gone or without locks.
+
+    kept     what is not lost
+    advice   what to do, where that is not the same for every file
+    """
+    return UserError(
+        f"cannot write {path} ({error.strerror or error}); {advice or what_to_do(error, kept)}"
+    )
+
+
+def what_to_do(error: OSError, kept: str = INTACT) -> str:
+    """What a user can do where a file cannot be written, and what is not lost."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        advice = forbidden
-    return UserError(f"cannot write {path} ({error.strerror or error}); {advice}")
+        return FORBIDDEN
+    if error.errno == errno.ENOENT:
+        return _GONE
+    return f"{kept}: {DISK.get(error.errno or 0, 'see to it, and run the same command again')}"
 
 
 def _sync(folder: Path) -> None:

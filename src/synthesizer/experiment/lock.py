@@ -41,7 +41,7 @@ def locked(folder: Path, activity: str, say: Callable[[str], None]) -> Iterator[
             "wait for it, stop it, or choose another --out"
         ) from None
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise cannot_write(path, error, "nothing was written") from None
     try:
         if not isinstance(lock, SoftFileLock):  # which writes the same, where a disk has no flock
             with suppress(OSError):  # Windows lets nobody else write while it is held

@@ -216,8 +216,9 @@ def _validate(values: dict[str, Any], origin: str) -> Recipe:
     try:
         return Recipe.model_validate(_tuples(values))
     except ValidationError as error:
-        found = "; ".join(dict.fromkeys(_explain(item) for item in error.errors()))
-        raise UserError(f"{origin} {found}") from None
+        found = list(dict.fromkeys(_explain(item) for item in error.errors()))
+        more = [f"and {len(found) - 10:,} more"] if len(found) > 10 else []
+        raise UserError(f"{origin} {'; '.join(found[:10] + more)}") from None
     except RecursionError:
         raise UserError(f"{origin} is nested too deeply; a recipe is sections of keys") from None
 

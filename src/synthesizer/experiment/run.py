@@ -10,6 +10,7 @@ Every file is written atomically (a temporary file, then a rename), so a killed 
 resumable.
 """
 
+import errno
 import glob
 import json
 import math
@@ -29,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.disk import FORBIDDEN, cannot_write, write_atomically
+from synthesizer.experiment.disk import FORBIDDEN, cannot_write, what_to_do, write_atomically
 from synthesizer.experiment.lock import locked
 from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
@@ -287,7 +288,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {path} ({error.strerror}); check --out") from None
+        ours = error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENAMETOOLONG)
+        advice = "check --out" if ours else what_to_do(error, "nothing was written")
+        raise UserError(f"cannot make {path} ({error.strerror}); {advice}") from None
     if not os.access(path, os.W_OK):
         raise UserError(f"{path} may not be written; {FORBIDDEN}")
 

@@ -33,6 +33,7 @@ from synthesizer.models.cache import ValueLayer
 from synthesizer.models.interface import NAME
 from synthesizer.models.replace import put_logits, replace_in_pretrained
 from synthesizer.models.tables import KINDS, HeadTables
+from synthesizer.untrusted import listed
 
 MODEL_TYPE = "synthesizer-converted"
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
@@ -246,7 +247,7 @@ def check_convertible(attention: nn.Module) -> None:
     names = dict(attention.named_children())
     if not has_projections(attention) or "sinks" in dict(attention.named_parameters(recurse=False)):
         raise UserError(
-            f"{type(attention).__name__} has {', '.join(names)} and no separate projections of "
+            f"{type(attention).__name__} has {listed(names)} and no separate projections of "
             "queries and keys that heads could be left out of; audit works, convert does not"
         )
 

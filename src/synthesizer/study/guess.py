@@ -17,6 +17,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import recipe_names
 from synthesizer.experiment.recipe_keys import TASKS, Data
 from synthesizer.study.guess_sizes import Scale, infer_sizes, say_sizes, scale_of
+from synthesizer.untrusted import listed
 
 WORDS = 4  # a vocabulary of words is this many times one of pieces
 DROPOUT = (0.3, 0.5)  # tried beside the recipe's own
@@ -110,7 +111,7 @@ def _say_columns(task: str, columns: "_Columns", roles: dict[str, str]) -> list[
     named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
     unused = [name for name in columns.names if name not in roles.values()]
     if named and unused:
-        named += f"; not used: {', '.join(unused)}"
+        named += f"; not used: {listed(unused)}"
         if task == "classification" and set(unused) & set(columns.texts):
             named += " (if the label depends on two texts, join them in one column)"
     return [f"columns: {named}"] if named else []
@@ -262,7 +263,7 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
         )
     if not texts:
         raise UserError(
-            f"{path} has the columns {', '.join(names)} and none of text; "
+            f"{path} has the columns {listed(names)} and none of text; "
             "expected text and label, source and target, or text"
         )
     if columns.given:
@@ -276,7 +277,7 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     named = [any(is_known(name, role) for name in names) for role in ("source", "target")]
     if len(texts) > 2 and not all(named):
         raise UserError(
-            f"{path} has {len(texts)} columns of text ({', '.join(texts)}); say which to use: "
+            f"{path} has {len(texts)} columns of text ({listed(texts)}); say which to use: "
             f"--set data.columns.source={texts[0]} --set data.columns.target={texts[1]}, "
             f"or --set data.columns.text={texts[0]} for one alone"
         )
@@ -314,7 +315,7 @@ def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
             continue
         found = len(set(values))
         cause = (
-            f"'{values[0]}' in every row looked at; a classifier needs two classes or more"
+            f"'{values[0][:100]}' in every row looked at; a classifier needs two classes or more"
             if found == 1
             else f"{found:,} different values in {len(values):,} rows; a classifier needs classes "
             "that come again, so round or group them"

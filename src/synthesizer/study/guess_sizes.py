@@ -117,7 +117,11 @@ def say_sizes(
 def _numbers(given: Mapping[str, str]) -> dict[str, int]:
     """The whole numbers that the user sets; what a recipe refuses is left to its check."""
     plain = {key: value.replace("_", "") for key, value in given.items()}
-    return {key: int(value) for key, value in plain.items() if value.isdecimal() and int(value)}
+    return {key: int(value) for key, value in plain.items() if _is_number(value)}
+
+
+def _is_number(value: str) -> bool:
+    return value.isdecimal() and len(value) < 20 and int(value) > 0
 
 
 def _steps(wanted: float) -> int:

@@ -13,6 +13,7 @@ from synthesizer.experiment.run import Run
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
+from synthesizer.untrusted import listed
 
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations
@@ -135,7 +136,7 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
     say(f"data: {origin}; examples: {examples}{share}")
     for key, words in (("bad_rows", "skipped rows"), ("overlong", "longer than max_len")):
         for split, counts in (report.get(key) or {}).items():
-            causes = ", ".join(f"{count:,} {cause}" for cause, count in counts.items())
+            causes = listed(f"{count:,} {cause}" for cause, count in counts.items())
             say(f"{words}: {causes} in {split}")
     if "tokenizer_sample" in report:
         say(f"tokenizer: learned from {report['tokenizer_sample']}")

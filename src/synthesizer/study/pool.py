@@ -273,7 +273,7 @@ def held(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(folder, error) from None
+        raise cannot_write(folder, error, "nothing was written") from None
     check_links(folder)
     with locked(folder, "running a comparison", say):
         remove_leftovers(folder)

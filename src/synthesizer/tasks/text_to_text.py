@@ -38,6 +38,7 @@ from synthesizer.metrics import (
 from synthesizer.tasks.glue import WORDINGS, Member, same_referent
 from synthesizer.tasks.pairs import PairTask, pair_limits
 from synthesizer.tasks.task import Built, Outputs, Scores, load_ragged
+from synthesizer.untrusted import listed
 
 Array = NDArray[Any]
 HeldOut = tuple[str, str, str, list[str]]  # task, group, prompt and answers
@@ -265,7 +266,7 @@ def _open(recipe: Recipe, members: dict[str, Member]) -> dict[str, Source]:
     unknown = [name for name in tasks if name not in members]
     if unknown or not tasks:
         raise UserError(
-            f"data.tasks has {', '.join(unknown) or 'no task'}; choose from {', '.join(members)}"
+            f"data.tasks has {listed(unknown) or 'no task'}; choose from {', '.join(members)}"
         )
     opened = {}
     for name in tasks:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from synthesizer.errors import UserError
+from synthesizer.errors import UserError, is_out_of_memory
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 
 _LOST = re.compile("gloo|nccl|connection (closed|reset|refused)|broken pipe|recv", re.IGNORECASE)
@@ -32,7 +32,18 @@ def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: AN
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         _keep_freed_memory()
-    return Accelerator(mixed_precision="no", cpu=on_cpu, **options)
+    try:
+        return Accelerator(mixed_precision="no", cpu=on_cpu, **options)
+    except (ValueError, RuntimeError) as error:
+        launched = [f"{name}={os.environ[name]}" for name in SIZES if name in os.environ]
+        if not launched:
+            raise
+        cause = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            f"{launched[0]} says that this is one of several processes, and they cannot meet "
+            f"({cause}); start them with torchrun --nproc_per_node N -m synthesizer train ..., or "
+            f"unset {launched[0].partition('=')[0]}"
+        ) from None
 
 
 def compare_recipes(accelerator: Accelerator, recipe: Recipe) -> None:
@@ -70,6 +81,17 @@ def one_line_for_lost_processes(accelerator: Accelerator) -> Iterator[None]:
             f"process {accelerator.process_index}: another process of this training ended; "
             "see what it said, and run the same command to continue from the last checkpoint"
         ) from None
+
+
+@contextmanager
+def one_line_for_memory(advise: Callable[[], str]) -> Iterator[None]:
+    """Say that memory ran out, whoever noticed, and which number to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"memory ran out{advise()}") from None
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:

@@ -16,6 +16,7 @@ from synthesizer.experiment.recipe_keys import Evaluate
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.models.generation import WuPenalty
 from synthesizer.tasks.task import Outputs, Scores, Task
+from synthesizer.training.accelerator import one_line_for_memory
 
 SOURCE = {"input_ids", "attention_mask"}  # what an encoder reads
 SWAPPED = 1000  # examples that read another's source
@@ -39,7 +40,9 @@ def evaluate(
     """Score a model on each example of a split once; processes together share the batches out."""
     rank, world = (together.process_index, together.num_processes) if together else (0, 1)
     parts: list[tuple[int, _Measured]] = []
-    with evaluating(model):
+    lower = f"lower evaluate.batch_tokens, which is {settings.batch_tokens}"
+    lower += f" (and evaluate.beam is {settings.beam})" if task.generates else ""
+    with evaluating(model), one_line_for_memory(lambda: f" on {split}; {lower}"):
         for number, batch in enumerate(task.batches(split)):
             if number % world == rank:
                 inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}

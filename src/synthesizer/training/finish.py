@@ -148,8 +148,7 @@ def save_model(
         cause = disk_error(error)
         if cause is None:
             raise
-        advice = "the checkpoints are intact: free some space and run the same command again"
-        raise cannot_write(run.model, cause, advice) from None
+        raise cannot_write(run.model, cause, "the checkpoints are intact") from None
     run.write("model/README.md", model_card(recipe, result))
 
 

@@ -15,6 +15,7 @@ from synthesizer.experiment.recipe import Recipe
 from synthesizer.experiment.run import Run
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
 from synthesizer.tasks import prompt
+from synthesizer.training.accelerator import one_line_for_memory
 from synthesizer.training.evaluate import beam_search, until_end
 from synthesizer.training.finish import best_device, load_model
 
@@ -53,9 +54,11 @@ class Answerer:
 
     def answer(self, lines: Iterable[bytes]) -> Iterator[Answer]:
         """One answer per line, in order; lines are read a batch at a time."""
-        source = iter(lines)
-        while batch := list(islice(source, self._asked.batch_size)):
-            yield from self._answer_batch(batch)
+        source, size = iter(lines), self._asked.batch_size
+        while batch := list(islice(source, size)):
+            with one_line_for_memory(lambda: f"; lower --batch-size, which is {size}, or --beam"):
+                answers = self._answer_batch(batch)
+            yield from answers
 
     def _answer_batch(self, lines: list[bytes]) -> list[Answer]:
         answers: list[Answer] = [Answer()] * len(lines)

@@ -31,6 +31,7 @@ from synthesizer.training.accelerator import (
     compare_data,
     compare_recipes,
     one_line_for_lost_processes,
+    one_line_for_memory,
     open_accelerator,
 )
 from synthesizer.training.build import (
@@ -148,7 +149,8 @@ class Loop:
         while state.step < train.steps and not self._is_out_of_patience():
             begin = now(self.accelerator.device)
             take = self.take_measured_step if state.step == MEASURED else self.take_step
-            asked = take(next(batches), interruption.asked)
+            with one_line_for_memory(self.lower_batches):
+                asked = take(next(batches), interruption.asked)
             pace.add(now(self.accelerator.device) - begin, self.step_tokens)
             last = state.step == train.steps
             if state.step % train.log_every == 0 or last:
@@ -287,13 +289,24 @@ class Loop:
         return bool(patience) and self.state.waited >= patience
 
     def _diverged(self) -> UserError:
-        good = numbered(self.run.checkpoints, "step")
-        kept = (
-            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
-        )
         return UserError(
             f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
-            f"{self.state.step + 1}; {kept}; lower train.lr or train.table_rate"
+            f"{self.state.step + 1}; {self._kept()}; lower train.lr or train.table_rate"
+        )
+
+    def lower_batches(self) -> str:
+        """What to do where a step does not fit in memory."""
+        train = self.recipe.train
+        return (
+            f" at step {self.state.step + 1}; {self._kept()}; free some and run the same command, "
+            f"or lower train.batch_tokens, which is {train.batch_tokens}, in another --out "
+            f"(a higher train.accumulate, which is {train.accumulate}, makes up for it)"
+        )
+
+    def _kept(self) -> str:
+        good = numbered(self.run.checkpoints, "step")
+        return (
+            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
         )
 
 

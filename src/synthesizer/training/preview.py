@@ -20,7 +20,7 @@ from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flo
 from synthesizer.spec import normalize_spec
 from synthesizer.tasks import build_task
 from synthesizer.tasks.task import Task
-from synthesizer.training.accelerator import open_accelerator
+from synthesizer.training.accelerator import one_line_for_memory, open_accelerator
 from synthesizer.training.build import build_config, build_model, rough_config
 from synthesizer.training.evaluate import answer, evaluating
 from synthesizer.training.loop import Loop
@@ -114,5 +114,6 @@ def time_beside(recipe: Recipe, other: Recipe) -> list[tuple[float, float]]:
 
 def _timed(loop: Loop, batches: Iterator[Any], read: Callable[[], float]) -> float:
     begin = read()
-    loop.take_step(next(batches))
+    with one_line_for_memory(loop.lower_batches):
+        loop.take_step(next(batches))
     return read() - begin
