@@ -27,9 +27,12 @@ LIMIT = "SYNTHESIZER_MAX_BYTES"  # names what a small compressed file may expand
 MAX_BYTES = 2**30
 MAX_RATIO = 100  # a file may always expand to so many times its size on disk
 LONGEST_NAME = 200  # bytes of a folder's name; file systems end at 255
+WINDOWS = os.name == "nt"
 VIRTUAL = ("/proc/", "/sys/")  # regular files that are none
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_PORTABLE = str.maketrans('<>:"|?*', "()_'~!#")
+_DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d) *")  # which no folder may be called
 _MARKUP = re.compile(r"([\\`*\[\]<>|&~])")
 _ADDRESS = re.compile(r"(?i)(\w)(://|(?<=www)\.)")  # which some readers turn into links
 _CONTROL_BUT_LINES = re.compile(rf"(?![\n\t]){_CONTROL.pattern}")
@@ -118,7 +121,14 @@ def check_folder_name(name: str, what: str) -> str:
             f"{what} is {printable(name)[:200]!r}, which cannot name a folder; expected up to "
             f"{LONGEST_NAME} bytes without slashes, control characters or dots alone"
         )
-    return name
+    return portable(name) if WINDOWS else name  # elsewhere old studies go on under their names
+
+
+def portable(name: str) -> str:
+    """A folder's name as Windows takes it."""
+    name = name.translate(_PORTABLE)
+    name = name[:-1] + "_" if name.endswith((".", " ")) else name
+    return f"_{name}" if _DEVICE.fullmatch(name.partition(".")[0]) else name
 
 
 def path_inside(folder: Path, name: str) -> Path:

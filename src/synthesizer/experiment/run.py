@@ -36,6 +36,7 @@ from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage, mani
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.experiment.records import Logged, Result
 from synthesizer.untrusted import (
+    WINDOWS,
     check_expansion,
     check_folder_name,
     check_links,
@@ -315,6 +316,8 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
 
 
 def _is_alive(process: int) -> bool:
+    if WINDOWS:
+        return True  # or so: os.kill would end it
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -26,7 +26,7 @@ SAVING = 120.0  # seconds a worker may take to save its checkpoint
 RETRIES = 1  # of an order whose worker was lost on this machine
 STILLBORN = 3  # workers in a row that were lost before they answered
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # without one torch need not be asked
-ORDERLY = (0, -signal.SIGKILL, -signal.SIGTERM)  # exit codes of a worker that others stopped
+ORDERLY = (0, -9, -15)  # exit codes of a worker that others stopped: by SIGKILL, by SIGTERM
 
 
 class Worker(Protocol):

@@ -16,6 +16,7 @@ from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
 from synthesizer.study.rows import Row, again, size_control
 from synthesizer.study.tune import TRIAL_SEEDS, Tried, best_of, settings_of, worth_repeating
+from synthesizer.untrusted import check_folder_name
 
 
 def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
@@ -149,7 +150,7 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
         return row
     say(f"{row.label}: best with {', '.join(best.changes)} ({_seen(best)})")
     slugs = [text.partition(".")[2] for text in best.changes]
-    folder = "-".join([row.folder, *slugs])
+    folder = check_folder_name("-".join([row.folder, *slugs]), "the row's settings")
     return replace(row, folder=folder, changes=(*row.changes, *best.changes))
 
 

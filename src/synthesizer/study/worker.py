@@ -75,7 +75,7 @@ def _take_orders(orders: "Queue[Message | None]", busy: threading.Event) -> None
     if not ordered:
         os._exit(0)  # nothing is under way, and imports may take seconds
     if busy.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # on Windows os.kill ends a process at once
     orders.put(None)
 
 

@@ -150,6 +150,8 @@ def build() -> Path:
     compiler = _compiler()
     if compiler is None:
         raise UserError("no C compiler was found (cc, gcc, clang); install one, or do without")
+    if _gemm() is None:
+        raise UserError("torch shows no matrix product on this system; the torch path works")
     path = built_path(os.environ.get(HOME))
     with _alone_in(path.parent):
         try:
@@ -182,8 +184,9 @@ def _compile(compiler: str, path: Path) -> None:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Make a folder of this user's own, and let one process at a time build in it."""
-    import fcntl
+    from filelock import FileLock
 
+    lock = FileLock(folder / ".kernel.lock", mode=0o600)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = who_else_may_write(folder)
@@ -191,17 +194,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"the kernel is not built: {problem}; set {HOME} to a folder of your own"
             )
-        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW
-        handle = os.open(folder / ".kernel.lock", flags, 0o600)
+        lock.acquire()
     except OSError as error:
         raise UserError(
             f"cannot write {folder} ({error.strerror}); set {HOME} to a folder of your own"
         ) from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def _gemm() -> int | None:
