@@ -14,6 +14,7 @@
 Standard library alone: everything else may import this. SECURITY.md says what is promised.
 """
 
+import errno
 import os
 import re
 import stat
@@ -85,7 +86,8 @@ def check_regular_file(path: Path) -> None:
         raise UserError(f"{path} is {kind}; expected a regular file: copy what it gives into one")
     on_disk = found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
     check_expansion(path, found.st_size, on_disk)
-    path.open("rb").close()  # what may not be read is a PermissionError, whatever reads it later
+    if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def read_regular(path: Path) -> str:
