@@ -114,7 +114,7 @@ def test_a_key_that_is_nested_too_deeply_is_refused(override):
     ],
 )
 def test_a_count_is_compared_before_anything_is_listed(spec, text):
-    with at_once(), pytest.raises(UserError) as error:
+    with at_once(seconds=3), pytest.raises(UserError) as error:
         expand_layers(spec, 2)
     assert text in str(error.value)
 
