@@ -317,6 +317,20 @@ def test_the_report_names_a_row_without_a_law():
     assert "Gap of odd" not in page
 
 
+@pytest.mark.parametrize(("missing", "rung"), [("dense, d_model 24", 3), ("random, d_model 8,", 1)])
+def test_a_row_that_is_not_at_every_rung_has_no_runs_there(missing, rung):
+    laws = {"dot": DOT, "random": WORDS[SHRINKS], "dense": WORDS[STAYS]}
+    study = reported(laws, 0.003)
+    kept = tuple(row for row in study.rows if not row.label.startswith(missing))
+    assert len(kept) == len(study.rows) - 1
+    found = ladder.read_ladder(replace(study, rows=kept))
+    head, rows = ladder.rung_table(found)
+    column = head.index(missing.partition(",")[0])
+    assert [row[column] for row in rows].count("\N{EN DASH}") == 1
+    assert rows[rung][column] == "\N{EN DASH}"
+    assert ladder.html(found, plots=True)
+
+
 def test_without_a_loss_the_error_is_fitted():
     study = reported({"dot": DOT, "random": WORDS[GROWS]}, 0.001)
     for row in study.rows:

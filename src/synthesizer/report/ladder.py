@@ -136,10 +136,14 @@ def read_ladder(study: Study) -> Ladder | None:
     if not study.facts.get("ladder") or dot is None or not finished:
         return None
     rungs = list(dict.fromkeys(row.varied for row in study.rows))[::-1]
-    families: dict[str, list[Row]] = {}
+    found: dict[str, dict[tuple[str, ...], Row]] = {}
     for row in reversed(study.rows):
-        families.setdefault(row.name, []).append(row)
-    families = {name: rows for name, rows in reversed(families.items()) if _num_trained(rows)}
+        found.setdefault(row.name, {})[row.varied] = row
+    every = {  # a rung that a row is not at has no runs
+        name: [own.get(varied) or Row(name, "", (), varied=varied) for varied in rungs]
+        for name, own in reversed(found.items())
+    }
+    families = {name: rows for name, rows in every.items() if _num_trained(rows)}
     results = [run.result or {} for run in finished]
     return Ladder(
         families,
