@@ -10,16 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from synthesizer.audit.cost import Point, most_heads, sentence
+from synthesizer.experiment.packed import opened
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.report.load import read_run
-from synthesizer.report.sections import notes
+from synthesizer.report.sections import notes, text_of
 from synthesizer.report.write import summarize_all
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+STUDIES = sorted(path.stem for path in RESULTS.glob("*.zip"))
 
 
 def verdicts(name):
-    (summary,) = summarize_all([RESULTS / name])
+    (summary,) = summarize_all([RESULTS / f"{name}.zip"])
     assert all(len(line.scores) == 3 for line in summary.lines)
     return {line.row.label: line.comparison.word for line in summary.lines if line.comparison}
 
@@ -28,12 +31,12 @@ def test_positions_solve_shift_whatever_dot_they_are_measured_by():
     words = verdicts("shift")
     assert words["random"] == words["random+dot"] == "no worse"
     assert words["none"] == "worse"
-    (summary,) = summarize_all([RESULTS / "shift"])
+    (summary,) = summarize_all([RESULTS / "shift.zip"])
     assert "WEAK" not in "\n".join(notes(summary))  # sinusoids were searched beside two others
 
 
 def test_a_table_fetches_as_many_distances_as_it_has_heads():
-    (summary,) = summarize_all([RESULTS / "distance-copying"])
+    (summary,) = summarize_all([RESULTS / "distance-copying.zip"])
     lines = {line.row.label: line for line in summary.lines}
     assert lines["random, difficulty 4"].mean > 99  # four heads
     assert lines["random, difficulty 8"].comparison.word == "worse"
@@ -48,7 +51,7 @@ def test_recall_needs_content_so_random_is_worse_than_dot():
 
 
 def test_grammar_ende_needs_self_attention_of_any_kind():
-    (summary,) = summarize_all([RESULTS / "grammar-ende"])
+    (summary,) = summarize_all([RESULTS / "grammar-ende.zip"])
     lines = {line.row.label: line for line in summary.lines}
     assert summary.opponent.label == "dot, sinusoidal+rotary"
     assert summary.opponent.label in lines
@@ -61,7 +64,7 @@ def test_grammar_ende_needs_self_attention_of_any_kind():
 
 
 def test_pairs_of_sentences_need_dot_product():
-    (summary,) = summarize_all([RESULTS / "pairs"])
+    (summary,) = summarize_all([RESULTS / "pairs.zip"])
     assert summary.opponent.label == "dot, sinusoidal+relative, equal_qk_init=true"
     assert summary.answer.startswith("Yes: on paraphrases all 4 rows without dot product are worse")
     lines = {line.row.label: line for line in summary.lines}
@@ -80,7 +83,7 @@ def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monke
     (tmp_path / "tatoeba_en_de").mkdir()
     pq.write_table(pa.table(table), tmp_path / "tatoeba_en_de" / "train.parquet")
     monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
-    path = RESULTS / "pairs" / "paraphrases.py"
+    path = ROOT / "tools" / "paraphrases.py"
     runpy.run_path(str(path))["main"](tmp_path / "pairs")
     seen = {}
     for split in ("train", "validation", "test"):
@@ -95,34 +98,49 @@ def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monke
     assert load_recipe(tmp_path / "pairs" / "paraphrases.toml").name == "paraphrases"
 
 
-def test_every_committed_run_is_read_from_its_record_alone():
-    runs = [path.parent for path in RESULTS.rglob("result.json")]
-    assert len(runs) > 100
+@pytest.fixture(scope="module")
+def folders():
+    """Every packed study as a folder."""
+    assert len(STUDIES) >= 30
+    return [opened(RESULTS / f"{name}.zip") for name in STUDIES]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_report_beside_a_packed_study_is_what_its_records_say(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    written = text_of(summarize_all([Path("results") / f"{name}.zip"]))
+    stale = f"run python tools/pack.py results/{name}.zip and commit results/{name}.md"
+    assert written == (RESULTS / f"{name}.md").read_text(), stale
+
+
+def test_every_committed_run_is_read_from_its_record_alone(folders):
+    runs = [path.parent for folder in folders for path in folder.rglob("result.json")]
+    assert len(runs) > 1000
     assert {str(run): trouble for run in runs if (trouble := read_run(run).trouble)} == {}
 
 
-def test_records_come_from_clean_commits_but_for_those_the_page_names():
+def test_records_come_from_clean_commits_but_for_those_the_page_names(folders):
     """Runs of a tree with uncommitted changes cannot be made again; old ones are listed."""
     named = (RESULTS / "README.md").read_text().split("uncommitted changes: ")[1].split(".")[0]
-    for path in RESULTS.rglob("result.json"):
-        place = path.relative_to(RESULTS).parts[0]
-        dirty = json.loads(path.read_text())["commit"].endswith("-dirty")
-        assert not dirty or f"`{place}`" in named, path
+    for folder in folders:
+        for path in folder.rglob("result.json"):
+            dirty = json.loads(path.read_text())["commit"].endswith("-dirty")
+            assert not dirty or f"`{folder.name}`" in named, path
+
+
+def test_records_are_few_and_small():
+    """Neither weights nor thousands of files: a clone is quick."""
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert len(files) <= 150
+    assert sum(path.stat().st_size for path in files) < 45_000_000
+    assert {path.name.split(".")[0] for path in RESULTS.glob("*.md")} == {*STUDIES, "README"}
 
 
 def test_a_row_that_was_left_out_keeps_its_name():
-    (summary,) = summarize_all([RESULTS / "grammar-ende-sinusoidal"])
+    (summary,) = summarize_all([RESULTS / "grammar-ende-sinusoidal.zip"])
     (line,) = [line for line in summary.lines if line.row.label == "universal"]
     assert line.paper_name == "Universal Transformer"
     assert line.state.startswith("left out: universal=True with num_layers=1")
-
-
-@pytest.mark.parametrize(
-    "name", ["shift", "recall", "grammar-ende", "listops-short", "python-docs"]
-)
-def test_records_are_kept_without_weights(name):
-    large = [path for path in (RESULTS / name).rglob("*.npz") if path.stat().st_size > 100_000]
-    assert large == []
 
 
 def test_the_audit_of_minilm_says_what_its_curve_shows():

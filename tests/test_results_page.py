@@ -4,17 +4,18 @@ import importlib.util
 import json
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STALE = "the records or the tables changed: run python docs/results.py and commit what it writes"
+STALE = "the records or the tables changed: run python tools/results.py and commit what it writes"
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -48,9 +49,9 @@ def test_the_tables_of_the_page_are_generated(found):
 
 
 def test_a_study_appears_once_its_records_are_committed(tmp_path):
-    shutil.copytree(ROOT / "results" / "shift", tmp_path / "dialogue")
+    shutil.copy(ROOT / "results" / "shift.zip", tmp_path / "dialogue.zip")
     (tmp_path / "bench").mkdir()
-    (tmp_path / "empty").mkdir()
+    zipfile.ZipFile(tmp_path / "empty.zip", "w").close()
     found = results.summaries(tmp_path)
     assert list(found) == ["dialogue"]
     page = results.page(found, tmp_path)
@@ -132,7 +133,7 @@ def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not()
 
 def test_the_tables_of_the_performance_page_are_generated():
     page = (ROOT / "docs" / "performance.md").read_text()
-    assert performance.filled(page) == page, "run python docs/performance.py and commit the page"
+    assert performance.filled(page) == page, "run python tools/performance.py and commit the page"
 
 
 def bench_row(variant, seconds, **others):

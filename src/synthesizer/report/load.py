@@ -9,7 +9,7 @@ import json
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage
+from synthesizer.experiment.packed import SUFFIX, opened
 from synthesizer.experiment.recipe import contradicted, leaves
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
@@ -167,10 +168,11 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
     studies: list[Study] = []
     taken: set[Path] = set()
     loose: list[Record] = []
-    for path in paths:
+    for path in map(opened, _with_packed(paths)):
         if not path.is_dir():
             raise UserError(
-                f"{path} is not a directory; name run directories, or one that contains some"
+                f"{path} is not a directory; name run directories, one that contains some, or a "
+                "packed study (.zip)"
             )
         # what confirms a study lies within its directory, and comes after it
         for found in sorted(path.rglob(STUDY), key=lambda file: (len(file.parts), file)):
@@ -213,6 +215,13 @@ def _without_other_data(study: Study) -> Study:
 
     rows = [replace(row, runs=tuple(map(check, row.runs))) for row in study.rows]
     return replace(study, rows=tuple(rows))
+
+
+def _with_packed(paths: Sequence[Path]) -> Iterator[Path]:
+    """The paths, each directory followed by the studies that are packed in it."""
+    for path in paths:
+        yield path
+        yield from sorted(path.glob(f"*{SUFFIX}"))
 
 
 def read_run(path: Path, *, verify: bool = True) -> Record:

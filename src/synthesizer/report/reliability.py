@@ -333,7 +333,8 @@ def _best_each(summary: Summary, trials: list[dict[str, Any]]) -> dict[str, Trie
         own = [t.partition("=")[2] for t in trial["changes"] if t.startswith("model.positions=")]
         told = {"higher_is_better": summary.higher_is_better, **trial}
         kind = own[0] if own else trial["positions"]
-        kinds.setdefault(", ".join([kind, *_beside(trial.get("row", DOT), kind)]), []).append(told)
+        beside = _beside(trial.get("row", DOT), trial["positions"])
+        kinds.setdefault(", ".join([kind, *beside]), []).append(told)
     found = {kind: best_of(each) for kind, each in kinds.items()}
     return {kind: best for kind, best in found.items() if best is not None}
 

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
+from synthesizer.experiment.packed import named
 from synthesizer.report import ladder
 from synthesizer.report.attention_plots import (
     alpha_plots,
@@ -299,7 +300,7 @@ def _origin(summary: Summary) -> str:
         ["run", "synthesis", "seed", "state", "recipe"],
         [
             [
-                str(run.path),
+                str(named(run.path)),
                 run.spec,
                 str(run.seed),
                 run.state,
@@ -333,7 +334,7 @@ def _commands(summary: Summary) -> list[str]:
     if summary.study.command:
         return [summary.study.command]
     return [
-        shlex.join(["synthesizer", "train", str(run.path / "recipe.toml")])
+        shlex.join(["synthesizer", "train", str(named(run.path) / "recipe.toml")])
         for run in summary.study.runs
     ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from synthesizer.experiment.packed import SUFFIX
 from synthesizer.experiment.run import make_folder, remove_leftovers, write_text
 from synthesizer.report.load import read_studies
 from synthesizer.report.opponent import base_of
@@ -16,7 +17,7 @@ NAMES = ("report.html", "report.md", "table.csv")
 
 
 def write_report(dirs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Report on every run below dirs; the files go to out, by default the first of dirs."""
+    """Report on every run below dirs; the files go to out, by default to the first of dirs."""
     return write(summarize_all(dirs), Path(out if out is not None else dirs[0]))
 
 
@@ -35,10 +36,14 @@ def closing_rows(home: Path) -> tuple[list[str], list[str]]:
 
 
 def write(summaries: Sequence[Summary], home: Path) -> Path:
-    """Put the three files into a directory; the page is returned."""
+    """Put the three files into a directory, or beside a .zip and named as it; return the page."""
     texts = (_html(summaries), text_of(summaries), csv_text(summaries))
-    write_files(home, dict(zip(NAMES, texts, strict=True)))
-    return home / NAMES[0]
+    names: Sequence[str] = NAMES
+    if home.suffix == SUFFIX and not home.is_dir():
+        names = [f"{home.stem}{Path(name).suffix}" for name in NAMES]
+        home = home.parent
+    write_files(home, dict(zip(names, texts, strict=True)))
+    return home / names[0]
 
 
 def write_files(home: Path, texts: Mapping[str, str]) -> None:

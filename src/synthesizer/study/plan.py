@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer.errors import UserError, refuse_other_data
+from synthesizer.experiment.packed import unpack
 from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, write_text
@@ -188,12 +189,15 @@ def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned learning rates."""
     check(asked)
     import_modules(asked.imports)
+    unpacked = asked.out is not None and unpack(asked.out)
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
     if asked.pretrain and asked.quick:
         shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
         changes = (*shortened, *asked.pretrain_overrides)
         asked = replace(asked, pretrain_overrides=changes)
     guess, overrides, words = _begin(asked)
+    if unpacked:
+        words = (f"{asked.out} was packed; its records are unpacked beside it", *words)
     base, source = guess.recipe, guess.source
     recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
     import_modules(recipe.imports)

@@ -1,4 +1,4 @@
-"""Write docs/results.md, its plots and README.md's table from results/: python docs/results.py."""
+"""Write docs/results.md, its plots and README.md's table from results/: python tools/results.py."""
 
 import re
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.packed import SUFFIX
 from synthesizer.report.ladder import gap_plot, losses_plot, read_ladder
 from synthesizer.report.ladder import text as ladder_text
 from synthesizer.report.load import read_studies
@@ -23,13 +24,12 @@ from synthesizer.report.tables import cells, markdown, plain
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-IMAGES = HERE / "images"
-BEGIN, END = "<!-- table: python docs/results.py -->", "<!-- end of table -->"
+IMAGES = ROOT / "docs" / "images"
+BEGIN, END = "<!-- table: python tools/results.py -->", "<!-- end of table -->"
 WHOLE = ("dot", "fixed_random", *TABLE_2, *MIXED, "none", "lightconv", "dynamicconv")
-PLANNED = {  # directory of results/: title, and the rows that the paper's claim is about
+PLANNED = {  # record of results/: title, and the rows that the paper's claim is about
     "translation": ("Translation: Multi30k, English to German", WHOLE),
     "language-modeling": ("Language modelling: WikiText-2", WHOLE),
     "encoding-agnews": (
@@ -80,7 +80,7 @@ WHY_NOT = {
 }
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
-ELSEWHERE = {"audit-minilm", "bench", "scale", "table-rate", "torture"}  # told in other documents
+ELSEWHERE = {"scale", "table-rate"}  # told in other documents
 SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "worth of the source",
          "remarks")  # fmt: skip
 README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
@@ -89,15 +89,15 @@ CONVOLUTION = 0.8  # share of a table's variance that the offset explains
 
 
 def summaries(results: Path = RESULTS) -> dict[str, Summary]:
-    """Every study by its directory, those of the plan first; loose runs of one recipe are one."""
-    names = sorted(path.name for path in results.iterdir() if path.is_dir())
+    """Every study by its name, those of the plan first; loose runs of one recipe are one."""
+    names = sorted(path.stem for path in results.glob(f"*{SUFFIX}"))
     ordered = [*(n for n in PLANNED if n in names), *(n for n in names if n not in PLANNED)]
     found = {}
     for name in ordered:
         if name in ELSEWHERE:
             continue
         try:
-            (study,) = read_studies([results / name])
+            (study,) = read_studies([results / f"{name}{SUFFIX}"])
         except (UserError, ValueError):  # no runs yet, or more than one table
             continue
         if any(row.finished for row in study.rows):
@@ -109,7 +109,7 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
     """docs/results.md."""
     parts = [
         "# Results",
-        "Made by `python docs/results.py` from the records in [results](../results/README.md); "
+        "Made by `python tools/results.py` from the records in [results](../results/README.md); "
         "nothing here is typed. Each table: mean \N{PLUS-MINUS SIGN} standard deviation over "
         "seeds, the difference from the named dot product with its interval, and the verdict that "
         "follows from it ([docs/verdict.md](verdict.md)). Numbers of the paper stand apart, at "
@@ -318,7 +318,7 @@ def main_table(found: dict[str, Summary]) -> str:
             continue
         cells_of = [_cell(summary, lines.get(spec)) for spec in README_ROWS]
         dot = f"{span(lines[opponent].scores, summary.digits)} ({opponent})"
-        link = f"[{name}](results/{name}/report.md)"
+        link = f"[{name}](results/{name}.md)"
         rows.append(f"| {link}, {summary.metric_name} | {dot} | {' | '.join(cells_of)} |")
     head = ["record, metric", "the dot product compared with", *(f"`{s}`" for s in README_ROWS)]
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
@@ -341,6 +341,6 @@ def with_table(readme: str, table: str) -> str:
 if __name__ == "__main__":
     everything = summaries()
     draw(everything)
-    (HERE / "results.md").write_text(page(everything), encoding="utf-8")
+    (ROOT / "docs" / "results.md").write_text(page(everything), encoding="utf-8")
     path = ROOT / "README.md"
     path.write_text(with_table(path.read_text(), main_table(everything)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Draw the pictures of README.md from the records under results/: python docs/figures.py."""
+"""Draw the pictures of README.md from the records under results/: python tools/figures.py."""
 
 from pathlib import Path
 
@@ -10,8 +10,10 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.colors import PowerNorm
 
-HERE = Path(__file__).parent
-STUDY, SEED = HERE.parent / "results" / "python-docs", "seed1"
+from synthesizer.experiment.packed import opened
+
+ROOT = Path(__file__).parents[1]
+STUDY, SEED = opened(ROOT / "results" / "python-docs.zip"), "seed1"
 ROWS = {
     "dot-positions=sinusoidal+relative-lr=0.012": "dot: every pair of tokens",
     "dense-lr=0.012-table_rate=10": "dense: its own token",
@@ -38,7 +40,7 @@ def draw(theme: str) -> None:
         for at in axes.flat:
             at.set_axis_off()
         figure.subplots_adjust(left=0.005, right=0.995, top=0.93, bottom=0.01, wspace=0.06)
-        figure.savefig(HERE / "images" / f"attention-{theme}.png", dpi=110, facecolor=page)
+        figure.savefig(ROOT / "docs" / "images" / f"attention-{theme}.png", dpi=110, facecolor=page)
         plt.close(figure)
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of docs/performance.md from results/bench: python docs/performance.py."""
+"""Write the tables of docs/performance.md from results/bench: python tools/performance.py."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-BENCH = HERE.parent / "results" / "bench"
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "results" / "bench"
 GPT2 = "Hugging Face GPT-2"
 MARK = re.compile(r"<!-- bench (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 HEAD = ("case", "variant", "goal", "measured", "rounds", "arithmetic alone", "")
@@ -230,5 +230,5 @@ def filled(page: str, bench: Path = BENCH) -> str:
 
 
 if __name__ == "__main__":
-    path = HERE / "performance.md"
+    path = ROOT / "docs" / "performance.md"
     path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

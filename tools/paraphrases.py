@@ -1,6 +1,6 @@
 """Pairs of English sentences, labelled by whether Tatoeba has one German translation for both.
 
-python results/pairs/paraphrases.py pairs   writes three csv files and their recipe into pairs/
+python tools/paraphrases.py pairs   writes three csv files and their recipe into pairs/
 
 Reads tatoeba_en_de/train.parquet (columns en, de) below SYNTHESIZER_DATA. Sentences of one
 translation are dealt to ten folds, of which one tests and one validates, so that none stands in
