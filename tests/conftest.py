@@ -56,4 +56,4 @@ def asked(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(dump(language_model(tmp_path)))
     out = tmp_path / "study"
-    return Asked(str(path), out=out, seeds=1, jobs=1, tune=0, opponent="configured")
+    return Asked(str(path), out=out, seeds=1, jobs="1", tune=0, opponent="configured")

@@ -66,7 +66,7 @@ def cluster(folder):
 def command(folder, address, out):
     words = ["compare", str(folder / "tiny.toml"), "--seeds", "1", "--plain", "--out", out]
     words += ["--synthesis", "dot", "--synthesis", "random", "--tune", "0"]
-    words += ["--opponent", "configured", "--cluster", address]
+    words += ["--opponent", "configured", "--jobs", f"ray:{address}"]
     return [sys.executable, "-m", "synthesizer", *words]
 
 
@@ -100,7 +100,7 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
     done = subprocess.run(words, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 worker of one thread on 1 Ray node" in done.stdout
-    same = {"seeds": 1, "jobs": 1, "tune": 0, "opponent": "configured"}
+    same = {"seeds": 1, "jobs": "1", "tune": 0, "opponent": "configured"}
     local = Asked(str(folder / "tiny.toml"), ("dot", "random"), out=folder / "local", **same)
     conducted(local)
     assert digests(out) == digests(folder / "local")
@@ -110,13 +110,13 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
 @needs_ray
 def test_a_node_that_cannot_serve_is_refused_before_anything_starts(folder, cluster, monkeypatch):
     asked = Asked(
-        str(folder / "tiny.toml"), ("dot",), cluster=cluster.address, out=folder / "refused"
+        str(folder / "tiny.toml"), ("dot",), jobs=f"ray:{cluster.address}", out=folder / "refused"
     )
     monkeypatch.setattr("synthesizer.study.cluster.own_code", lambda: ("0.0.0", "c0ffee"))
     wanted = r"\(Ray node \w+\) has synthesizer .*, and the driver synthesizer 0.0.0, commit c0ffee"
     with pytest.raises(UserError, match=wanted):
         compare(asked, print, plain=True)
-    many = replace(asked, gpus=1.0)
+    many = replace(asked, jobs=f"{asked.jobs},gpus=1")
     with pytest.raises(
         UserError, match="no node of the Ray cluster has a free processor and 1 GPU"
     ):

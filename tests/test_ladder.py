@@ -221,7 +221,7 @@ def test_a_share_of_train_is_fixed_and_lies_within_larger_ones(tmp_path):
 def asked(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(dump(language_model(tmp_path)))
-    return Asked(str(path), ("dot", "random"), out=tmp_path / "study", seeds=1, jobs=1, ladder=2)
+    return Asked(str(path), ("dot", "random"), out=tmp_path / "study", seeds=1, jobs="1", ladder=2)
 
 
 def test_a_small_ladder_from_end_to_end(asked):

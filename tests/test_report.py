@@ -430,7 +430,8 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no run below .*; a run directory holds a recipe\.toml"):
         write_report([tmp_path])
     with pytest.raises(
-        UserError, match="is not a directory; name run directories, one that contains some, or a packed"
+        UserError,
+        match="is not a directory; name run directories, one that contains some, or a packed",
     ):
         write_report([tmp_path / "missing"])
     (tmp_path / "study.json").write_text("[]")

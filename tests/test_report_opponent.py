@@ -139,11 +139,7 @@ def test_a_gap_that_still_closes_makes_a_word_a_word_so_far(tmp_path, record):
     assert "So far: random still comes closer to dot." in summary.answer
     said = "\n".join(notes(summary))
     assert "still shrinks for random (-40.00, -60.00, -30.00)" in said
-    assert "(--confirm 3x trains three times as long)" in said
-    (tmp_path / "confirm-3x").mkdir()
-    (tmp_path / "confirm-3x" / "study.json").write_text(json.dumps({"rows": []}))
-    said = "\n".join(notes(summary))
-    assert "Longer training has a table of its own (confirm-3x)." in said
+    assert "Longer training may change these verdicts." in said
 
 
 def test_a_closed_gap_does_not_close_any_further(tmp_path, record):

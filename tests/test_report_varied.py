@@ -7,7 +7,7 @@ from synthesizer.report.metric_tables import varied_table
 from synthesizer.report.plots import by_value, quality_and_cache
 from synthesizer.report.sections import lead, notes, sections
 from synthesizer.report.summary import scope
-from synthesizer.report.write import closing_rows, summarize_all
+from synthesizer.report.write import summarize_all
 from test_report import make_run
 
 SHARES = {  # of right answers, by difficulty: a table lasts as long as its heads
@@ -109,10 +109,3 @@ def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_result
     for drawn, expected in ((summary, 0), (loss, 1)):
         assert "by difficulty" in by_value(drawn, points, "difficulty")
         assert len(inverted) == expected
-
-
-def test_rows_to_confirm_come_with_the_dot_of_their_own_value(tmp_path, monkeypatch):
-    probe_study(tmp_path)
-    closing = property(lambda line: line.row.label == "random, difficulty 8")
-    monkeypatch.setattr("synthesizer.report.summary.Line.is_closing", closing)
-    assert closing_rows(tmp_path) == (["dot, difficulty 8"], ["random, difficulty 8"])

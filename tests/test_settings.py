@@ -36,7 +36,7 @@ def asked(tmp_path):
         path,
         syntheses=("dot",),
         seeds=1,
-        jobs=1,
+        jobs="1",
         tune=0,
         opponent="configured",
         overrides=TINY,

@@ -21,6 +21,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.progress import Quiet
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
+from synthesizer.study.asked import Jobs, parse_jobs
 from synthesizer.study.budget import at_width, count, match_width
 from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import draw_up
@@ -53,7 +54,7 @@ class Here:
 
 
 @contextmanager
-def here(folder, **options):
+def here(folder, say=print):
     """A pool that starts no process, in the place of `open_pool`."""
     folder.mkdir(parents=True, exist_ok=True)
     yield Here()
@@ -210,27 +211,30 @@ def test_a_number_of_heads_is_no_setting(asked):
     rows = draw_up(replace(asked, syntheses=("R@1|V@1@model.d_ff=40", "random@1|dot@1"))).rows
     assert [row.spec for row in rows] == ["random@1|dot@1"] * 2
     assert [row.label for row in rows] == ["random@1|dot@1, d_ff=40", "random@1|dot@1"]
-    crossed = replace(asked, syntheses=("random@1|dot@1",), positions=("sinusoidal", ROTARY))
-    assert len(draw_up(crossed).rows) == 2
 
 
-def test_positions_cross_the_variants_but_for_what_they_do_not_reach(asked):
-    crossed = replace(
-        asked, syntheses=("dot", "random", "none"), positions=("sinusoidal", ROTARY, "alibi")
-    )
-    plan = draw_up(crossed)
-    assert [row.label for row in plan.rows] == [
-        "dot",
-        f"dot, {ROTARY}",
-        "dot, alibi",
-        "random",
-        "random, alibi",
-        "none",
-        "none, alibi",
-    ]
-    assert f"random, {ROTARY} is left out: random is the same model without {ROTARY}" in plan.words
-    with pytest.raises(UserError, match="positions='spiral'; choose from"):
-        draw_up(replace(asked, positions=("spiral",)))
+def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):
+    conducted(replace(asked, syntheses=("dot", "none"), seeds=3))
+    said = capsys.readouterr().out
+    told = "Of 100 rows equal to dot, each one of 1, 3 seeds decide as many as"
+    assert said.index(told) < said.index("[0/6]")
+
+
+def test_a_plan_for_a_cluster_is_refused(asked):
+    with pytest.raises(UserError, match="--plan runs nothing on a cluster"):
+        list_commands(replace(asked, jobs="ray:auto"), print)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", "ray:", "ray:auto,gpus=1.5", "99999", "²"])
+def test_what_cannot_train_is_refused(asked, jobs):
+    with pytest.raises(UserError, match=r"--jobs is .*; expected a number of workers such as 2"):
+        draw_up(replace(asked, jobs=jobs))
+
+
+def test_jobs_name_workers_here_or_a_cluster():
+    assert parse_jobs("4") == Jobs(workers=4)
+    assert parse_jobs("ray:head:6379") == Jobs(ray="head:6379")
+    assert parse_jobs("ray:auto,gpus=0.5") == Jobs(ray="auto", gpus=0.5)
 
 
 def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_one_stays(asked):

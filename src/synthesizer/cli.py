@@ -21,7 +21,7 @@ from synthesizer.experiment.disk import DISK
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.report.command import report
 from synthesizer.spec import ALIASES, import_modules, variants
-from synthesizer.study.command import compare, name_plan
+from synthesizer.study.command import compare
 from synthesizer.training.command import evaluate, generate, train
 from synthesizer.untrusted import printable
 
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _prepare_process()
         words = sys.argv[1:] if arguments is None else arguments
-        app(args=name_plan(words), prog_name="synthesizer")
+        app(args=words, prog_name="synthesizer")
     except UserError as error:
         say_aside(f"synthesizer: error: {printable(str(error))}")
         return 2

@@ -11,7 +11,6 @@ from rich.table import Table
 from synthesizer.errors import UserError
 from synthesizer.experiment.console import (
     Imports,
-    Plain,
     Verify,
     print_table,
     say,
@@ -32,10 +31,6 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default the first DIR.")
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show the runs of a study until all are finished.")
-    ] = False,
-    plain: Plain = False,
     imports: Imports = None,
     verify: Verify = True,
 ) -> None:
@@ -47,10 +42,6 @@ def report(
     if any((path / "audit.json").exists() for path in dirs):
         _draw_audit(dirs, out)
         return
-    if watch:
-        from synthesizer.study.watch import watch as watch_study
-
-        watch_study(dirs[0], plain=plain)
     print_report(dirs, out, verify=verify)
 
 

@@ -174,8 +174,7 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
                 f"{path} is not a directory; name run directories, one that contains some, or a "
                 "packed study (.zip)"
             )
-        # what confirms a study lies within its directory, and comes after it
-        for found in sorted(path.rglob(STUDY), key=lambda file: (len(file.parts), file)):
+        for found in sorted(path.rglob(STUDY)):
             if found.parent.resolve() not in taken:
                 taken.add(found.parent.resolve())
                 studies.append(_read_study(found, verify))

@@ -379,13 +379,7 @@ def _closing_gaps(summary: Summary) -> Iterator[str]:
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in closing
     ]
-    longer = sorted(path.parent.name for path in summary.study.path.glob("confirm-*x/study.json"))
-    then = (
-        f"Longer training has a table of its own ({', '.join(longer)})."
-        if longer
-        else "Longer training may change these verdicts (--confirm 3x trains three times as long)."
-    )
     yield (
         "So far: the validation gap to dot, after one, two and three thirds of the steps, still "
-        f"shrinks for {'; '.join(shown)}. {then}"
+        f"shrinks for {'; '.join(shown)}. Longer training may change these verdicts."
     )

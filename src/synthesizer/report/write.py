@@ -6,7 +6,6 @@ from pathlib import Path
 from synthesizer.experiment.packed import SUFFIX
 from synthesizer.experiment.run import make_folder, remove_leftovers, write_text
 from synthesizer.report.load import read_studies
-from synthesizer.report.opponent import base_of
 from synthesizer.report.page import Section, page, paragraph
 from synthesizer.report.sections import explanation, lead, sections, text_of
 from synthesizer.report.summary import Summary, summarize
@@ -25,14 +24,6 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
     """The numbers and the answer of every study below dirs."""
     studies = read_studies([Path(path) for path in dirs], verify=verify)
     return [summarize(study) for study in studies]
-
-
-def closing_rows(home: Path) -> tuple[list[str], list[str]]:
-    """Of one study: the rows that still come closer to dot, behind the dots they are beside."""
-    (found,) = [one for one in summarize_all([home]) if one.study.path == home]
-    closing = [line.row for line in found.lines if line.is_closing]
-    dots = [dot.label for row in closing if (dot := base_of(found.study, row)) is not None]
-    return list(dict.fromkeys(dots)), [row.label for row in closing]
 
 
 def write(summaries: Sequence[Summary], home: Path) -> Path:

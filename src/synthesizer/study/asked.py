@@ -1,19 +1,19 @@
 """What a user asks of a comparison, and what cannot be asked together (no torch)."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.records import Match
 from synthesizer.sizes import parse_positions
 from synthesizer.study.sequential import PLANNED
 from synthesizer.study.tune import TRIALS
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
-MATCHES: tuple[str, ...] = get_args(Match)
-WIDTHS = ("params", "flops")  # budgets that are met through d_ff
+MATCHES = ("none", "params", "flops")  # budgets that are met through d_ff
+WIDTHS = MATCHES[1:]
+PRETRAIN = "pretrain."  # of an override: it changes the recipe that pretrains
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,10 @@ class Asked:
     recipe: str = "python-docs"  # or data
     syntheses: tuple[str, ...] = ()
     seeds: int | None = None
-    jobs: int | None = None
-    cluster: str | None = None
-    gpus: float | None = None
+    jobs: str | None = None  # workers here, or a Ray cluster: see parse_jobs
     track: str | None = None
     match: str = "none"
     tune: int | None = None  # trials per row; None: TRIALS, or none in a quick look
-    positions: tuple[str, ...] = ()  # each variant once with each of these
     opponent: str = AUTO
     until_decided: bool = False
     lists_commands: bool = False  # nothing runs, so nothing can be searched
@@ -38,14 +35,24 @@ class Asked:
     baselines: bool = False
     controls: bool = False
     pretrain: str | None = None  # the recipe that makes what every run starts from
-    pretrain_overrides: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
     ladder: int | None = None  # rungs: rows are trained at so many sizes, the largest the recipe's
     against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # --set: "key=value"
     imports: tuple[str, ...] = ()
     out: Path | None = None
     command: str = "synthesizer compare"
+
+    @property
+    def recipe_overrides(self) -> tuple[str, ...]:
+        """What --set changes of the recipe."""
+        return tuple(text for text in self.overrides if not text.startswith(PRETRAIN))
+
+    @property
+    def pretrain_overrides(self) -> tuple[str, ...]:
+        """What --set changes of the recipe that pretrains."""
+        own = (text for text in self.overrides if text.startswith(PRETRAIN))
+        return tuple(text.removeprefix(PRETRAIN) for text in own)
 
     @property
     def trials(self) -> int:
@@ -79,11 +86,10 @@ def check(asked: Asked) -> None:
             "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
         )
     if asked.pretrain_overrides and not asked.pretrain:
-        raise UserError("--pretrain-set without --pretrain changes nothing; leave it out")
+        raise UserError(f"--set {PRETRAIN}... changes nothing without --pretrain; leave it out")
+    parse_jobs(asked.jobs)
     if asked.match not in MATCHES:
         raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
-    if asked.gpus is not None and asked.gpus > 1 and (asked.gpus % 1 or asked.cluster is None):
-        raise UserError(f"--gpus is {asked.gpus:g}; a worker takes one GPU or a share of it")
     others = (("vary", asked.vary), ("pretrain", asked.pretrain))
     for name, given in (*others, ("until-decided", asked.until_decided)):
         if asked.ladder and given:
@@ -97,5 +103,35 @@ def check(asked: Asked) -> None:
             f"--until-decided looks at {', '.join(map(str, PLANNED))} seeds; leave out --seeds, "
             "--quick and --plan"
         )
-    for text in (*asked.positions, *([asked.opponent] if asked.opponent not in FOUND else [])):
-        parse_positions(text)
+    if asked.opponent not in FOUND:
+        parse_positions(asked.opponent)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Who trains: so many workers here, or as many as a Ray cluster has room for."""
+
+    workers: int | None = None
+    ray: str | None = None  # "auto", or its head's "HOST:PORT"
+    gpus: float | None = None  # of a worker on the cluster
+
+
+def parse_jobs(text: str | None) -> Jobs:
+    """'4', 'ray:auto' or 'ray:HOST:PORT,gpus=0.5'."""
+    if text is None:
+        return Jobs()
+    kind, _, address = text.partition("ray:")
+    if not kind and address:
+        address, _, share = address.partition(",gpus=")
+        if not share:
+            return Jobs(ray=address)
+        with suppress(ValueError):
+            gpus = float(share)
+            if 0 <= gpus < math.inf and (gpus <= 1 or gpus % 1 == 0):
+                return Jobs(ray=address, gpus=gpus)
+    elif text.isascii() and text.isdecimal() and 0 < len(text) < 5 and int(text):
+        return Jobs(workers=int(text))
+    raise UserError(
+        f"--jobs is {text!r}; expected a number of workers such as 2, or a Ray cluster: ray:auto, "
+        "ray:HOST:PORT or ray:auto,gpus=0.5 (a share of a GPU, or whole GPUs, for each worker)"
+    )

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: one actor for each, as a roof over the worker process (no torch).
+"""Workers on a Ray cluster: each Ray actor runs one worker process (no torch).
 
 Ray places the actors, says when one is lost and passes messages; plan, runs and table are ours, and
 run directories on a disk that all nodes share are the results. Nothing is taken from the driver's
@@ -157,7 +157,7 @@ def open_cluster(
         if not used:
             raise UserError(
                 f"no node of the Ray cluster has a free processor and {share:g} GPUs for a worker; "
-                "add nodes, or lower --gpus"
+                "add nodes, or lower gpus= in --jobs"
             )
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         hidden = {} if share else {"CUDA_VISIBLE_DEVICES": ""}
@@ -189,7 +189,7 @@ def import_ray() -> Any:  # noqa: ANN401  a module without types
         import ray
     except ImportError:
         raise UserError(
-            "--cluster needs ray, which is not installed; "
+            "--jobs ray:ADDRESS needs ray, which is not installed; "
             "run pip install 'synthesizer-attention[cluster]'"
         ) from None
     return ray

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +12,10 @@ from synthesizer.experiment.console import (
     Overrides,
     Plain,
     Track,
-    check_choice,
     say,
     say_aside,
     say_wrapped,
 )
-
-PLANS = ("commands", "slurm")
-
-
-def name_plan(words: list[str]) -> list[str]:
-    """The words of a command line, where --plan alone means --plan commands."""
-    named = []
-    for word, after in pairwise([*words, ""]):
-        named += [word, PLANS[0]] if word == "--plan" and after not in PLANS else [word]
-    return named
 
 
 def compare(
@@ -41,10 +29,6 @@ def compare(
             "dot@model.positions=rotary. May be repeated. By default the paper's Table 2."
         ),
     ] = None,
-    positions: Annotated[
-        list[str] | None,
-        typer.Option(help="Train every variant with these positions; may be repeated."),
-    ] = None,
     opponent: Annotated[
         str,
         typer.Option(
@@ -56,27 +40,16 @@ def compare(
         int | None, typer.Option(min=1, max=1000, help="Random seeds per variant; by default 3.")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1024, help="Worker processes; by default one per GPU, else one per core."
-        ),
-    ] = None,
-    cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Run on a Ray cluster: auto, or its head's HOST:PORT."
+            metavar="N|ray:ADDRESS",
+            help="Worker processes on this machine (by default one per GPU, else one per core), or "
+            "a Ray cluster: ray:auto, ray:HOST:PORT, ray:auto,gpus=0.5 for two workers a GPU.",
         ),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(min=0, help="GPUs per worker: 0.5 lets two share one; 0 uses none."),
     ] = None,
     match: Annotated[
         str,
-        typer.Option(
-            help="Give all variants dot's budget: params or flops through d_ff, time through the "
-            "number of steps; or none."
-        ),
+        typer.Option(help="Give all variants dot's params or flops through d_ff; or none."),
     ] = "none",
     until_decided: Annotated[
         bool,
@@ -84,12 +57,6 @@ def compare(
             "--until-decided", help="Add seeds at planned looks (3, 5, 8, 12) until all is decided."
         ),
     ] = False,
-    confirm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="3x", help="Then train rows that still come closer to dot three times as long."
-        ),
-    ] = None,
     tune: Annotated[
         int | None,
         typer.Option(
@@ -124,11 +91,10 @@ def compare(
     ] = False,
     pretrain: Annotated[
         str | None,
-        typer.Option(help="Recipe that pretrains each variant first; RECIPE then fine-tunes it."),
-    ] = None,
-    pretrain_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change a key of the --pretrain recipe."),
+        typer.Option(
+            help="Recipe that pretrains each variant first; RECIPE then fine-tunes it. "
+            "--set pretrain.KEY=VALUE changes a key of it."
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -147,11 +113,8 @@ def compare(
         typer.Option(metavar="ROW", help="Also compare all rows with this one; may be repeated."),
     ] = None,
     plan: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[slurm]", help="Print one train command per run, or a Slurm array script."
-        ),
-    ] = None,
+        bool, typer.Option("--plan", help="Print one train command per run, and run nothing.")
+    ] = False,
     track: Track = None,
     overrides: Overrides = None,
     imports: Imports = None,
@@ -164,24 +127,17 @@ def compare(
 
     An interrupted comparison continues when the same command is run again.
     """
-    from synthesizer.errors import UserError
     from synthesizer.report.command import print_report
-    from synthesizer.report.write import closing_rows
     from synthesizer.study import compare as study
     from synthesizer.study.asked import Asked
-    from synthesizer.study.confirm import confirm as confirm_longer
-    from synthesizer.study.confirm import parse_times
 
     asked = Asked(
         recipe=recipe,
         syntheses=tuple(synthesis or ()),
-        positions=tuple(positions or ()),
         opponent=opponent,
         until_decided=until_decided,
         seeds=seeds,
         jobs=jobs,
-        cluster=cluster,
-        gpus=gpus,
         track=track,
         match=match,
         tune=tune,
@@ -190,7 +146,6 @@ def compare(
         baselines=baselines,
         controls=controls,
         pretrain=pretrain,
-        pretrain_overrides=tuple(pretrain_set or ()),
         vary=tuple(vary or ()),
         ladder=ladder,
         against=tuple(against or ()),
@@ -199,20 +154,10 @@ def compare(
         out=out,
         command=shlex.join(["synthesizer", *sys.argv[1:]]),
     )
-    check_choice("--plan", plan, (None, *PLANS))
-    times = None if confirm is None else parse_times(confirm)
-    if times is not None and (plan or quick):
-        raise UserError("--confirm needs the verdict of whole runs; leave out --plan and --quick")
-    if plan == "slurm":
-        say(study.slurm_script(asked, say_aside))
-        return
     if plan:
         for line in study.list_commands(asked, say_aside):
             say(line)
         return
     planned = study.compare(asked, say_wrapped, plain=plain)
-    if times is not None:
-        dots, closing = closing_rows(planned.out)
-        confirm_longer(planned, dots, closing, times, say_wrapped, plain=plain)
     say_wrapped("reading the runs for the table and the report ...")
     print_report([planned.out])

@@ -15,19 +15,16 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
 from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run, read_arrays
-from synthesizer.study.asked import Asked
+from synthesizer.study.asked import Asked, parse_jobs
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.evidence import FEWEST_SEEDS
-from synthesizer.study.match_time import fit_steps
 from synthesizer.study.perform import Job, Say, jobs_of, perform
 from synthesizer.study.plan import Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
-from synthesizer.study.rerun import RERUN, choose_rerun, same_bits
 from synthesizer.study.rows import AGAIN, Row
 from synthesizer.study.search import search, settle
 from synthesizer.study.sequential import is_open, power_sentence
 from synthesizer.study.settings import choose_settings, fit_length
-from synthesizer.study.slurm import array_script
 from synthesizer.study.tune import TRIAL_SEEDS
 from synthesizer.study.verdict import Measured, judge
 
@@ -43,10 +40,10 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
 
 def open_workers(plan: Plan, say: Say) -> AbstractContextManager[WorkerPool]:
     """Workers on this machine, or on a cluster where one was asked for."""
-    asked = plan.asked
-    if asked.cluster is None:
-        return open_pool(plan.out, asked.gpus, say)
-    return open_cluster(plan.out, asked.cluster, asked.gpus, say)
+    jobs = parse_jobs(plan.asked.jobs)
+    if jobs.ray is None:
+        return open_pool(plan.out, say)
+    return open_cluster(plan.out, jobs.ray, jobs.gpus, say)
 
 
 def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
@@ -55,7 +52,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         say("starting workers, reading the data and timing a step ...")
         plan = fit_to_data(plan, pool, say, plain)
         plan = search(fit_widths(plan, pool, say), pool, say, plain)
-        plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
+        plan = fit_widths(settle(plan, say), pool, say)
         _say_power(plan, say)
         while True:
             if plan.asked.pretrain:
@@ -67,7 +64,6 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
             if longer is None:
                 break
             plan = longer
-        plan = repeat_one(plan, pool, say, plain)
     except Interrupted:
         runs = [Run(job.path) for job in jobs_of(plan)]
         raise Interrupted(
@@ -87,63 +83,29 @@ def _say_power(plan: Plan, say: Say) -> None:
         say(power_sentence(seeds, sd=None, margin=1.0, rows=max(rows, 1)))
 
 
-def repeat_one(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
-    """Where code changed during a study, run one of the older runs again and compare bits."""
-    jobs = {job.path: job for job in jobs_of(plan)}
-    old = choose_rerun(list(jobs))
-    if old is None:
-        return plan
-    job, path = jobs[old], plan.out / RERUN / old.relative_to(plan.out)
-    label, start = plan.rows[job.row].label, job.recipe.train.start_from
-    if start and not Run(start).model.is_dir():
-        say(f"the runs come from two commits; none is run again: {start} is kept without weights")
-        return plan
-    say(f"the runs come from two commits: {label}, {job.name}, is run again")
-    perform(plan, [replace(job, path=path)], pool, say, plain)
-    if not Run(path).is_finished:
-        return plan
-    found = {"row": label, "seed": job.recipe.seed, "equal": same_bits(old, path)}
-    plan = replace(plan, rerun=found)
-    plan.write()
-    return plan
-
-
 def list_commands(asked: Asked, say: Say) -> list[str]:
-    """The single runs of a comparison as commands, in an order that keeps pretraining first."""
-    runs = _commands_by_run(asked, say)[1]
-    return [command for stage in zip(*runs, strict=True) for command in stage]
-
-
-def slurm_script(asked: Asked, say: Say) -> str:
-    """The single runs of a comparison as a Slurm array."""
-    plan, runs = _commands_by_run(asked, say)
-    return array_script(runs, plan.out, jobs=asked.jobs, gpus=asked.gpus)
-
-
-def _commands_by_run(asked: Asked, say: Say) -> tuple[Plan, list[list[str]]]:
-    """For every run the commands that make it; study.json is written for their report."""
+    """The single runs of a comparison as commands; study.json is written for their report."""
     asked = replace(asked, lists_commands=True)
-    if asked.cluster:
-        raise UserError("--plan runs nothing on a cluster; leave --plan or --cluster out")
+    if parse_jobs(asked.jobs).ray:
+        raise UserError("--plan runs nothing on a cluster; leave --plan or --jobs out")
     if asked.trials:
         raise UserError(
             "--plan cannot list the runs of --tune, whose learning rates are not chosen yet; "
-            "leave one of them out, or use --cluster"
+            "leave one of them out, or use --jobs"
         )
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with open_pool(plan.out, say=say) as pool:
+    with open_pool(plan.out, say) as pool:
         plan = fit_to_data(plan, pool, say, plain=True)
-        plan = fit_steps(fit_widths(settle(plan, say), pool, say), pool, say)
+        plan = fit_widths(settle(plan, say), pool, say)
     plan.write()
-    rows = [row for row in plan.rows if row.left_out is None]
-    stages = (True, False) if asked.pretrain else (False,)
-    return plan, [
-        [plan.command(row, seed, pretraining=stage) for stage in stages]
+    return [
+        plan.command(row, seed, pretraining=stage)
+        for stage in ((True, False) if asked.pretrain else (False,))
         for seed in plan.seeds
-        for row in rows
-        if seed in plan.seeds_of(row)
+        for row in plan.rows
+        if row.left_out is None and seed in plan.seeds_of(row)
     ]
 
 

@@ -10,6 +10,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
+from synthesizer.study.asked import parse_jobs
 from synthesizer.study.live_table import RowStatus, StatusLines, open_status
 from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
@@ -71,7 +72,7 @@ def perform(
     if not left:
         plan.write()
         return
-    size = min(plan.asked.jobs or pool.capacity, len(left))
+    size = min(parse_jobs(plan.asked.jobs).workers or pool.capacity, len(left))
     pool.grow(size)
     recipe = left[0].recipe
     found = pool.ask({"do": "prepare", "recipe": dump(recipe)})

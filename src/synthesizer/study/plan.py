@@ -15,7 +15,7 @@ from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, write_text
 from synthesizer.spec import import_modules, normalize_spec
-from synthesizer.study.asked import Asked, check
+from synthesizer.study.asked import PRETRAIN, Asked, check
 from synthesizer.study.data import identify, old_names
 from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.guess import Guess, infer_recipe, is_data
@@ -54,7 +54,6 @@ class Plan:
     guessed: Guess | None = None  # where the recipe was inferred from data
     before: Recipe | None = None  # `shared` as it was inferred, once something was measured
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
-    rerun: dict[str, Any] | None = None  # which run was repeated, and whether its bits agree
     repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
     identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
 
@@ -119,7 +118,6 @@ class Plan:
             "looks": None if self.looks is None else self.looks.record(),
             "inferred": self.before and dump(self.before),
             "measured": list(self.measured),
-            "rerun": self.rerun,
             "shared": dump(self.shared),
             "data": self.fingerprint,
             "identity": self.identity,
@@ -193,8 +191,8 @@ def draw_up(asked: Asked) -> Plan:
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
     if asked.pretrain and asked.quick:
         shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
-        changes = (*shortened, *asked.pretrain_overrides)
-        asked = replace(asked, pretrain_overrides=changes)
+        first = tuple(f"{PRETRAIN}{change}" for change in shortened)
+        asked = replace(asked, overrides=(*first, *asked.overrides))
     guess, overrides, words = _begin(asked)
     if unpacked:
         words = (f"{asked.out} was packed; its records are unpacked beside it", *words)
@@ -210,7 +208,7 @@ def draw_up(asked: Asked) -> Plan:
     digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:8]
     looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
-    rows, said = rows_of(asked, recipe, seeds)
+    rows = rows_of(asked, recipe, seeds)
     if asked.ladder:
         seeds = max(row.num_seeds or seeds for row in rows)
     name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
@@ -223,7 +221,7 @@ def draw_up(asked: Asked) -> Plan:
         tuple(rows),
         asked.out or Path("runs") / f"{name}-{digest}",
         fingerprint,
-        (*words, *said, *_say_rates(asked, recipe)),
+        (*words, *_say_rates(asked, recipe)),
         looks=looks,
         guessed=guess if source else None,
     )
@@ -268,13 +266,13 @@ def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
     """What is inferred, with its overrides (the user's last) and the words for both."""
     guess = Guess(asked.recipe, (), ())
     if is_data(asked.recipe):
-        given = _given(asked.overrides)
+        given = _given(asked.recipe_overrides)
         guess = infer_recipe(asked.recipe, given.get("task"), given)
     base, guessed, words = guess.recipe, guess.overrides, guess.reasons
     if not asked.quick:
-        return guess, (*guessed, *asked.overrides), words
+        return guess, (*guessed, *asked.recipe_overrides), words
     whole = load_recipe(base, overrides=guessed, imports=asked.imports)
-    overrides = (*guessed, *_quicken(whole), *asked.overrides)
+    overrides = (*guessed, *_quicken(whole), *asked.recipe_overrides)
     steps = load_recipe(base, overrides=overrides, imports=asked.imports).train.steps
     fewer = f" where the recipe has {whole.train.steps}" if steps != whole.train.steps else ""
     return guess, overrides, (*words, f"quick: one seed, {steps} steps{fewer}; no verdict")
@@ -301,7 +299,7 @@ def _check_pretraining(plan: Plan) -> None:
     if wrong:
         raise UserError(
             f"--pretrain {plan.asked.pretrain} makes another model than {plan.shared.name} "
-            f"({'; '.join(wrong)}); set these keys alike with --set or --pretrain-set"
+            f"({'; '.join(wrong)}); set these keys alike with --set KEY and --set pretrain.KEY"
         )
 
 

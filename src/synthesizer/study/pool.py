@@ -243,21 +243,18 @@ class WorkerPool:
 
 
 @contextmanager
-def open_pool(
-    folder: Path, gpus: float | None = None, say: Callable[[str], None] = lambda text: None
-) -> Iterator[WorkerPool]:
+def open_pool(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[WorkerPool]:
     """A pool of processes on this machine; leaving it closes them, and no work is lost.
 
-    Each worker sees one GPU, where there are any; `gpus` is the share of it that a worker has.
+    Each worker sees one GPU, where there are any; more workers than GPUs share them.
     """
-    found = [] if gpus == 0 else visible_gpus()
-    capacity = len(found) * max(1, int(1 / (gpus or 1))) if found else _processors()
+    found = visible_gpus()
+    capacity = len(found) or _processors()
     place = f"on {len(found)} GPU{'s' * (len(found) > 1)}" if found else "of one thread"
 
     def start(count: int, slot: int) -> Worker:
         own = {"CUDA_VISIBLE_DEVICES": found[slot % len(found)]} if found else {}
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus == 0 else {}
-        return LocalWorker(folder / f"worker{count + 1}.log", own or hidden)
+        return LocalWorker(folder / f"worker{count + 1}.log", own)
 
     with held(folder, say), Interruption() as interruption:
         pool = WorkerPool(start, interruption, capacity=capacity, place=place)

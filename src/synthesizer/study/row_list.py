@@ -21,14 +21,14 @@ from synthesizer.study.rows import (
 from synthesizer.untrusted import check_folder_name
 
 
-def rows_of(asked: Asked, recipe: Recipe, seeds: int) -> tuple[list[Row], list[str]]:
-    """Every row once, or once for each rung or choice of varied values; what to say of them."""
-    rows, words = _variants(asked, recipe)
+def rows_of(asked: Asked, recipe: Recipe, seeds: int) -> list[Row]:
+    """Every row once, or once for each rung or choice of varied values."""
+    rows = _variants(asked, recipe)
     if asked.ladder:
         rungs = make_rungs(recipe, asked.ladder, seeds)
-        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows)), words
+        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows))
     if not asked.vary:
-        return rows, words
+        return rows
     if asked.has_controls and asked.match not in WIDTHS:
         rows.append(size_control(rows[0], recipe))
     crossed = []
@@ -45,13 +45,13 @@ def rows_of(asked: Asked, recipe: Recipe, seeds: int) -> tuple[list[Row], list[s
                     varied=varied,
                 )
             )
-    return crossed, words
+    return crossed
 
 
-def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
+def _variants(asked: Asked, recipe: Recipe) -> list[Row]:
     """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
     like = "dot" if asked.match in WIDTHS else None
-    rows, words = asked_rows(asked.syntheses, asked.positions, recipe, like)
+    rows = asked_rows(asked.syntheses, recipe, like)
     dots = [row for row in rows if row.candidate]
     if dots and asked.opponent not in (AUTO, CONFIGURED):
         row = make_row(DOT, (f"{POSITIONS}={asked.opponent}",), recipe)
@@ -63,7 +63,7 @@ def _variants(asked: Asked, recipe: Recipe) -> tuple[list[Row], list[str]]:
         rows += [replace(row, offered=asked.searches) for row in found]
     if asked.baselines:
         rows += baselines(recipe, {row.spec for row in rows}, like)
-    return rows, words
+    return rows
 
 
 def parse_vary(text: str) -> list[str]:

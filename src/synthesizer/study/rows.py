@@ -14,7 +14,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import Recipe
 from synthesizer.experiment.run import spec_folder
 from synthesizer.sizes import parse_positions
-from synthesizer.spec import NONE, TABLE_2, has_logits, normalize_spec, parse_spec, split_layers
+from synthesizer.spec import NONE, TABLE_2, normalize_spec
 from synthesizer.spec import variants as known_variants
 from synthesizer.untrusted import check_folder_name
 
@@ -96,44 +96,14 @@ def _section(setting: str) -> str:
     return setting[: setting.index(".") + 1]
 
 
-def asked_rows(
-    syntheses: Sequence[str], positions: Sequence[str], recipe: Recipe, like: str | None
-) -> tuple[list[Row], list[str]]:
-    """The rows asked for, or the paper's table; crossed with positions where these are given.
-
-    Words say which combinations are left out because they would train the same model twice.
-    """
+def asked_rows(syntheses: Sequence[str], recipe: Recipe, like: str | None) -> list[Row]:
+    """The rows asked for, or the paper's table."""
     named = [parse_row(text) for text in syntheses] or [(spec, ()) for spec in (*TABLE_2, NONE)]
+    made = [make_row(spec, settings, recipe, like) for spec, settings in dict.fromkeys(named)]
     rows: dict[str, Row] = {}
-    seen: set[tuple[str, tuple[str, ...], str]] = set()
-    words = []
-    for spec, settings in dict.fromkeys(named):
-        for text in positions or (None,):
-            own = settings if text is None else (*settings, f"{POSITIONS}={text}")
-            row = make_row(spec, own, recipe, like)
-            reached = _reached(spec, row.positions or recipe.model.positions)
-            if (spec, settings, reached) in seen and text is not None:
-                words.append(f"{row.label} is left out: {spec} is the same model without {text}")
-                continue
-            seen.add((spec, settings, reached))
-            rows.setdefault(row.folder, row)
-    return list(rows.values()), words
-
-
-def _reached(spec: str, positions: str) -> str:
-    """What of some positions acts on a spec: a bias needs logits, rotary a dot product."""
-    kinds = parse_positions(positions)
-    layers = [item for item, _ in split_layers(spec)]
-    dots = any(term.name == DOT for layer in layers for term in parse_spec(layer))
-    logits = any(map(has_logits, layers))
-    return str(
-        replace(
-            kinds,
-            rotary=kinds.rotary if dots else None,
-            relative=kinds.relative and logits,
-            alibi=kinds.alibi and logits,
-        )
-    )
+    for row in made:
+        rows.setdefault(row.folder, row)
+    return list(rows.values())
 
 
 def challengers(recipe: Recipe) -> list[str]:

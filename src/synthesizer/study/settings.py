@@ -80,7 +80,7 @@ def choose_settings(plan: Plan, train: Train, say: Say) -> Plan:
 
 def _is_set(plan: Plan, key: str) -> bool:
     """Whether the user says what a key is."""
-    return any(text.partition("=")[0].strip() == key for text in plan.asked.overrides)
+    return any(text.partition("=")[0].strip() == key for text in plan.asked.recipe_overrides)
 
 
 def _with(plan: Plan, changes: tuple[str, ...]) -> Plan:

@@ -1,6 +1,6 @@
 """A worker process of a study: it imports torch once, has one thread, and takes orders on stdin.
 
-    pool -> worker    {"do": "size" | "prepare" | "train" | "time", ...}   a JSON line each
+    pool -> worker    {"do": "size" | "prepare" | "train", ...}   a JSON line each
     worker -> pool    {"event": "hello"}                             it listens
                       {"event": "show" | "measure" | "say", ...}     while it trains
                       {"event": "done", ...}                         the answer to an order
@@ -149,19 +149,10 @@ def _train(
     return {"result": result}
 
 
-def _time(events: Events, recipe: str, beside: str) -> Message:
-    """How long the training steps of two recipes take, side by side."""
-    from synthesizer.experiment.recipe import parse_recipe
-    from synthesizer.training.preview import time_beside
-
-    return {"seconds": time_beside(parse_recipe(recipe), parse_recipe(beside))}
-
-
 WORK: dict[str, Callable[..., Message]] = {
     "size": _size,
     "prepare": _prepare,
     "train": _train,
-    "time": _time,
 }
 
 

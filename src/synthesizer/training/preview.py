@@ -3,10 +3,7 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -24,10 +21,8 @@ from synthesizer.training.accelerator import one_line_for_memory, open_accelerat
 from synthesizer.training.build import build_config, build_model, rough_config
 from synthesizer.training.evaluate import answer, evaluating
 from synthesizer.training.loop import Loop
-from synthesizer.training.meter import now
 
 TRIED = 4  # steps, the first of which warms up
-TIMED = 61  # the same of each of two models that are timed side by side
 
 
 def describe(recipe: Recipe) -> Iterator[str]:
@@ -89,31 +84,10 @@ def time_step(recipe: Recipe, task: Task) -> float:
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(recipe, Run(folder), task, accelerator, Quiet())
         batches = loop.batches()
-        taken = [_timed(loop, batches, time.perf_counter) for _ in range(TRIED)]
-    return statistics.median(taken[1:])
-
-
-def time_beside(recipe: Recipe, other: Recipe) -> list[tuple[float, float]]:
-    """Seconds of the same training steps of two recipes, by the clock that runs report.
-
-    They take turns, also at going first: whatever else the machine does slows both alike.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        sides = []
-        for name, one in (("recipe", recipe), ("other", other)):
-            accelerator = open_accelerator(one)
-            loop = Loop(one, Run(Path(folder) / name), build_task(one), accelerator, Quiet())
-            sides.append((loop, loop.batches(), partial(now, accelerator.device)))
         taken = []
-        for number in range(TIMED):
-            order = (0, 1) if number % 2 else (1, 0)
-            seconds = {side: _timed(*sides[side]) for side in order}
-            taken.append((seconds[0], seconds[1]))
-    return taken[1:]
-
-
-def _timed(loop: Loop, batches: Iterator[Any], read: Callable[[], float]) -> float:
-    begin = read()
-    with one_line_for_memory(loop.lower_batches):
-        loop.take_step(next(batches))
-    return read() - begin
+        for _ in range(TRIED):
+            begin = time.perf_counter()
+            with one_line_for_memory(loop.lower_batches):
+                loop.take_step(next(batches))
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:])
