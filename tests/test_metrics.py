@@ -30,10 +30,6 @@ def rouge(name):
     return of_texts(lambda *texts: metrics.rouge_statistics(*texts)[name])
 
 
-def embedding(name):
-    return of_texts(lambda *texts: metrics.embedding_statistics(*texts, VECTORS)[name])
-
-
 def record(name):
     return of_texts(lambda *texts: metrics.record_statistics(*texts)[name])
 
@@ -55,10 +51,9 @@ STATISTICS = {
         of_pairs(metrics.language_model_statistics, WINDOWS),
     ),
     **{name: rouge(name) for name in metrics.ROUGE},
-    "meteor_no_wordnet": of_texts(metrics.meteor_no_wordnet_statistics),
     "meteor15_no_wordnet": of_texts(metrics.meteor15_no_wordnet_statistics),
     "cider": of_texts(metrics.cider_statistics),
-    **{name: embedding(name) for name in metrics.EMBEDDING},
+    metrics.EMBEDDING: of_texts(lambda *texts: metrics.embedding_statistics(*texts, VECTORS)),
     **dict.fromkeys(
         ("accuracy", "accuracy_matched", "accuracy_mismatched"),
         of_pairs(metrics.accuracy_statistics, LABELS),

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import nltk
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.stem.porter import PorterStemmer
 from nltk.stem.snowball import EnglishStemmer
 from pycocoevalcap.cider.cider import Cider
 from rouge_score.rouge_scorer import RougeScorer
@@ -96,9 +95,7 @@ def test_an_empty_answer_scores_nothing_and_the_reference_itself_everything():
         "chrf": metrics.chrf_statistics,
         "rougeLsum": lambda *texts: metrics.rouge_statistics(*texts)["rougeLsum"],
         "cider": lambda *texts: metrics.cider_statistics(*texts) / [10, 1],
-        "embedding_average": lambda *texts: metrics.embedding_statistics(*texts, vectors)[
-            "embedding_average"
-        ],
+        "embedding_average": lambda *texts: metrics.embedding_statistics(*texts, vectors),
     }
     for name, make in made.items():
         assert metrics.score(name, make(["", ""], text)) == 0
@@ -143,40 +140,10 @@ def test_sentences_end_at_marks_before_spaces_and_newlines_stay():
     ]
 
 
-def naive_meteor(hypothesis, reference):
-    """Match equal words, then equal stems, each from the last word backwards."""
-    stem = PorterStemmer().stem
-    matches, free = {}, set(range(len(reference)))
-    for form in (str, stem):
-        for i in reversed(range(len(hypothesis))):
-            same = [j for j in free if form(reference[j]) == form(hypothesis[i])]
-            if i not in matches and same:
-                matches[i] = max(same)
-                free.remove(max(same))
-    if not matches:
-        return 0.0
-    precision, recall = len(matches) / len(hypothesis), len(matches) / len(reference)
-    f = precision * recall / (0.9 * precision + 0.1 * recall)
-    steps = pairwise(sorted(matches.items()))
-    chunks = 1 + sum((i + 1, j + 1) != following for (i, j), following in steps)
-    return f * (1 - 0.5 * (chunks / len(matches)) ** 3)
-
-
-@few
-@given(examples)
-def test_meteor_without_wordnet_is_its_definition(texts):
-    expected = [
-        max(naive_meteor(words(hypothesis), words(each)) for each in references)
-        for hypothesis, references in zip(*texts, strict=True)
-    ]
-    made = metrics.meteor_no_wordnet_statistics(*texts)
-    np.testing.assert_allclose(made[:, 0], expected)
-
-
-def test_meteor_without_wordnet_matches_stems_not_synonyms_and_asks_for_no_data(offline):
-    made = metrics.meteor_no_wordnet_statistics(["running", "car"], ["runs", "automobile"])
-    np.testing.assert_allclose(made[:, 0], [0.5, 0])
-    assert metrics.meteor_no_wordnet_signature().startswith("exact+porter, no synonyms|")
+def test_meteor_matches_stems_not_synonyms_and_asks_for_no_data(offline):
+    made = metrics.meteor15_no_wordnet_statistics(["running", "car"], ["runs", "automobile"])
+    assert 0 < made[0, 0] < 1
+    assert made[1, 0] == 0
 
 
 def naive_alignments(hypothesis, reference):
@@ -227,20 +194,8 @@ def test_meteor_15_without_wordnet_is_its_definition():
         assert any(made[0, 0] == pytest.approx(each) for each in possible)
 
 
-def test_meteor_15_scores_fragments_lower_than_the_older_parameters():
-    hypothesis, reference = (
-        "we saw a black dog near the old house",
-        "the dog near our house is black",
-    )
-    new, old = (
-        metrics.score(name, function([hypothesis], [reference]))
-        for name, function in (
-            ("meteor15_no_wordnet", metrics.meteor15_no_wordnet_statistics),
-            ("meteor_no_wordnet", metrics.meteor_no_wordnet_statistics),
-        )
-    )
-    assert new < old
-    same = metrics.meteor15_no_wordnet_statistics([reference], [reference])
+def test_a_text_has_the_whole_score_of_meteor_beside_itself():
+    same = metrics.meteor15_no_wordnet_statistics(["the dog is black"], ["the dog is black"])
     assert metrics.score("meteor15_no_wordnet", same) == pytest.approx(100)
     assert metrics.meteor15_no_wordnet_signature().startswith("1.5 en rank, exact+snowball, no syn")
 
@@ -262,31 +217,20 @@ def test_cider_of_one_example_is_nothing_since_no_word_tells_it_from_others():
     assert metrics.score("cider", metrics.cider_statistics(["a b"], ["a b"])) == 0
 
 
-def naive_similarities(left, right):
-    cosines = cosine_similarity(left, right)
-    extrema = [[max(column, key=abs) for column in rows.T] for rows in (left, right)]
-    return [
-        cosine_similarity([left.mean(0)], [right.mean(0)])[0, 0],
-        (np.mean([max(row) for row in cosines]) + np.mean([max(c) for c in cosines.T])) / 2,
-        cosine_similarity([extrema[0]], [extrema[1]])[0, 0],
-    ]
-
-
-def test_embedding_similarities_are_their_definitions():
+def test_embedding_similarity_is_the_cosine_of_means():
     draw = np.random.default_rng(3)
     vectors = {word: draw.standard_normal(5) for word in "abcdefg"}
     for _ in range(50):
         left, right = ("".join(draw.choice(list("abcdefg"), draw.integers(1, 6))) for _ in "lr")
         made = metrics.embedding_statistics([" ".join(left)], [" ".join(right)], vectors)
-        rows = [np.array([vectors[word] for word in side]) for side in (left, right)]
-        scores = [made[name][0, 0] for name in metrics.EMBEDDING]
-        np.testing.assert_allclose(scores, naive_similarities(*rows))
+        means = [np.mean([vectors[word] for word in side], axis=0) for side in (left, right)]
+        np.testing.assert_allclose(made[0, 0], cosine_similarity(*([mean] for mean in means))[0, 0])
 
 
 def test_words_without_vectors_are_passed_over_and_the_best_reference_counts():
     vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
     made = metrics.embedding_statistics(["a x", "x"], [["b", "a y"], ["x"]], vectors)
-    np.testing.assert_allclose(made["embedding_average"], [[1, 1], [0, 1]])
+    np.testing.assert_allclose(made, [[1, 1], [0, 1]])
 
 
 def test_trained_vectors_reproduce_the_positive_pointwise_information():

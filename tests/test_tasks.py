@@ -284,7 +284,7 @@ def test_a_persona_goes_with_the_replies_of_the_second_speaker_alone(tmp_path):
     scores = task.score("test", outputs(task, "test", references(task, "test")))
     for metric in ("bleu1", "rougeL", "embedding_average"):
         assert scores.metrics[metric] == pytest.approx(100)
-    assert {"bleu4", "cider", "meteor_no_wordnet"} <= scores.metrics.keys()
+    assert {"bleu4", "cider", "meteor15_no_wordnet"} <= scores.metrics.keys()
     assert "training split" in scores.signatures["embedding_average"]
 
 

@@ -42,8 +42,6 @@ from synthesizer.metrics.language_model import (
 from synthesizer.metrics.meteor import (
     meteor15_no_wordnet_signature,
     meteor15_no_wordnet_statistics,
-    meteor_no_wordnet_signature,
-    meteor_no_wordnet_statistics,
 )
 from synthesizer.metrics.per_example import (
     DOCUMENTS,
@@ -83,8 +81,6 @@ __all__ = [
     "macro_f1_from_statistics",
     "meteor15_no_wordnet_signature",
     "meteor15_no_wordnet_statistics",
-    "meteor_no_wordnet_signature",
-    "meteor_no_wordnet_statistics",
     "multirc_statistics",
     "pearson_statistics",
     "percent_from_statistics",

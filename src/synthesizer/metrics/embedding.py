@@ -12,7 +12,7 @@ from synthesizer.errors import UserError
 from synthesizer.metrics.per_example import Statistics, mean_statistics
 from synthesizer.metrics.tokens import Reference, pair, words
 
-EMBEDDING = ("embedding_average", "embedding_greedy", "embedding_extrema")
+EMBEDDING = "embedding_average"
 
 Matrix = NDArray[Any]
 Vectors = Mapping[str, Matrix]
@@ -20,20 +20,18 @@ Vectors = Mapping[str, Matrix]
 
 def embedding_statistics(
     hypotheses: Sequence[str], references: Sequence[Reference], vectors: Vectors
-) -> dict[str, Statistics]:
-    """Cosine of averages, greedy matching and cosine of extrema, each with columns (score, 1).
+) -> Statistics:
+    """Cosine of the mean vectors of two texts, columns (score, 1).
 
     Words without a vector are passed over; a text without any known word scores 0.
-    Of several references the best counts, for each of the three by itself.
+    Of several references the best counts.
     """
-    scores = [
-        np.max([_compare(_rows(hypothesis, vectors), _rows(text, vectors)) for text in texts], 0)
-        for hypothesis, texts in pair(hypotheses, references)
-    ]
-    return {
-        name: mean_statistics([float(score[column]) for score in scores])
-        for column, name in enumerate(EMBEDDING)
-    }
+    return mean_statistics(
+        [
+            max(_compare(_mean(hypothesis, vectors), _mean(text, vectors)) for text in texts)
+            for hypothesis, texts in pair(hypotheses, references)
+        ]
+    )
 
 
 def train_vectors(
@@ -61,30 +59,16 @@ def vectors_signature(vectors: Vectors) -> str:
     return f"ppmi+svd of the training split|words:{len(vectors)}|size:{size}"
 
 
-def _rows(text: str, vectors: Vectors) -> Matrix:
-    return np.array([vectors[word] for word in words(text) if word in vectors])
+def _mean(text: str, vectors: Vectors) -> Matrix | None:
+    known = [vectors[word] for word in words(text) if word in vectors]
+    return np.mean(known, axis=0) if known else None
 
 
-def _compare(hypothesis: Matrix, reference: Matrix) -> tuple[float, float, float]:
-    if not len(hypothesis) or not len(reference):
-        return 0.0, 0.0, 0.0
-    cosines = _unit(hypothesis) @ _unit(reference).T
-    return (
-        float(_unit(hypothesis.mean(0)) @ _unit(reference.mean(0))),
-        float(cosines.max(0).mean() + cosines.max(1).mean()) / 2,
-        float(_unit(_extrema(hypothesis)) @ _unit(_extrema(reference))),
-    )
-
-
-def _unit(rows: Matrix) -> Matrix:
-    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return np.asarray(rows / np.where(norms == 0, 1, norms))
-
-
-def _extrema(rows: Matrix) -> Matrix:
-    """Per dimension, the value furthest from zero."""
-    high, low = rows.max(0), rows.min(0)
-    return np.asarray(np.where(high >= -low, high, low))
+def _compare(hypothesis: Matrix | None, reference: Matrix | None) -> float:
+    if hypothesis is None or reference is None:
+        return 0.0
+    norms = np.linalg.norm(hypothesis) * np.linalg.norm(reference)
+    return float(hypothesis @ reference / norms) if norms else 0.0
 
 
 def _together(stream: NDArray[np.int64], size: int, window: int) -> Matrix:

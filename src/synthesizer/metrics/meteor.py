@@ -1,7 +1,6 @@
-"""METEOR in two forms, both without WordNet: exact and stem matches, no synonyms, no paraphrases.
+"""METEOR 1.5 for English (Denkowski and Lavie 2014) without WordNet: exact and stem matches.
 
-`meteor_no_wordnet` is nltk's, with the parameters of 2005. `meteor15_no_wordnet` is version 1.5
-for English (Denkowski and Lavie 2014), as far as it goes without its synonym and paraphrase files:
+Synonyms and paraphrases need files that are not shipped here.
 
     P = sum of w over matched words of the hypothesis / sum over all of them; R: of the reference
         a content word counts DELTA, a function word 1 - DELTA; a stem match STEM times that
@@ -30,31 +29,6 @@ FUNCTION_WORDS = frozenset(_CLOSED.split())
 """English words of closed classes, and punctuation: our list, not the one of the original."""
 
 
-class _NoWordNet:
-    """Replaces WordNet in nltk, so that nothing is looked up or downloaded."""
-
-    def synsets(self, word: str) -> list[str]:
-        return []
-
-
-def meteor_no_wordnet_statistics(
-    hypotheses: Sequence[str], references: Sequence[Reference]
-) -> Statistics:
-    """F (9 : 1 for recall) times 1 - 0.5 (chunks / matches)^3, columns (score, 1).
-
-    Of several references the best counts.
-    """
-    from nltk.translate.meteor_score import meteor_score
-
-    synonyms = _NoWordNet()
-    return mean_statistics(
-        [
-            meteor_score([words(text) for text in texts], words(hypothesis), wordnet=synonyms)
-            for hypothesis, texts in pair(hypotheses, references)
-        ]
-    )
-
-
 def meteor15_no_wordnet_statistics(
     hypotheses: Sequence[str], references: Sequence[Reference]
 ) -> Statistics:
@@ -65,13 +39,6 @@ def meteor15_no_wordnet_statistics(
             for hypothesis, texts in pair(hypotheses, references)
         ]
     )
-
-
-def meteor_no_wordnet_signature() -> str:
-    """What a METEOR figure needs to be repeated."""
-    from importlib.metadata import version
-
-    return f"exact+porter, no synonyms|alpha:0.9|beta:3|gamma:0.5|version:nltk-{version('nltk')}"
 
 
 def meteor15_no_wordnet_signature() -> str:

@@ -40,7 +40,6 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
         "BLEU-1/4": ("bleu1", "bleu4"),
         "ROUGE-L": ("rougeL",),
         "METEOR 1.5, no WordNet": ("meteor15_no_wordnet",),
-        "METEOR of nltk, no WordNet": ("meteor_no_wordnet",),
         "CIDEr": ("cider",),
         "embedding similarity": ("embedding_average",),
         **_PERPLEXITY,

@@ -58,7 +58,7 @@ class Margin:
 
 TEXTS, OTHERS = Margin(0.5), Margin(1.0)
 MARGINS = dict.fromkeys(
-    ("bleu", "bleu1", "bleu4", "chrf", *ROUGE, "meteor_no_wordnet", "meteor15_no_wordnet"), TEXTS
+    ("bleu", "bleu1", "bleu4", "chrf", *ROUGE, "meteor15_no_wordnet"), TEXTS
 )  # ours; --margin overrides it
 LANGUAGE_MODEL = {"bits_per_byte": 3, "perplexity": 1, "word_perplexity": 2}
 """Metrics whose margin is BITS per byte, and the column of their statistics that they divide by."""

@@ -24,8 +24,6 @@ from synthesizer.metrics import (
     embedding_statistics,
     meteor15_no_wordnet_signature,
     meteor15_no_wordnet_statistics,
-    meteor_no_wordnet_signature,
-    meteor_no_wordnet_statistics,
     rouge_signature,
     rouge_statistics,
     vectors_signature,
@@ -79,24 +77,21 @@ def _read(row: Row, columns: Columns) -> list[Fields]:
 
 
 def _judge(outputs: list[str], references: list[str], vectors: Vectors) -> Judgement:
-    similarity = embedding_statistics(outputs, references, vectors)
     return Judgement(
         {
             "bleu1": bleu_statistics(outputs, references, max_order=1),
             "bleu4": bleu_statistics(outputs, references),
             "rougeL": rouge_statistics(outputs, references)["rougeL"],
             "meteor15_no_wordnet": meteor15_no_wordnet_statistics(outputs, references),
-            "meteor_no_wordnet": meteor_no_wordnet_statistics(outputs, references),
             "cider": cider_statistics(outputs, references),
-            **similarity,
+            EMBEDDING: embedding_statistics(outputs, references, vectors),
         },
         {
             "bleu1": bleu_signature(references, max_order=1),
             "bleu4": bleu_signature(references),
             "rougeL": rouge_signature(),
             "meteor15_no_wordnet": meteor15_no_wordnet_signature(),
-            "meteor_no_wordnet": meteor_no_wordnet_signature(),
             "cider": cider_signature(),
-            **dict.fromkeys(EMBEDDING, vectors_signature(vectors)),
+            EMBEDDING: vectors_signature(vectors),
         },
     )
