@@ -14,8 +14,10 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
 from synthesizer.report import ladder
+from synthesizer.report.blocks import Section
 from synthesizer.report.ladder import sentence
 from synthesizer.report.load import Record, Row, Study
+from synthesizer.report.page import page as page_of
 from synthesizer.report.write import write_report
 from synthesizer.study.asked import Asked
 from synthesizer.study.compare import conduct, list_commands
@@ -294,8 +296,8 @@ def test_the_report_shows_laws_gaps_and_costs():
     head, rows = ladder.rung_table(found)
     assert head[:2] == ["rung", "share of train"]
     assert rows[0][:5] == ["d_model 0, steps 100", "0.125", "1.00e+12", "0:01", "8"]
-    page = ladder.html(found, plots=True)
-    assert page.count("<svg") == 4
+    page = page_of("", [Section("ladder", ladder.blocks(found, plots=True))])
+    assert page.count("<svg ") == 4
     assert "Gap of random to dot by compute" in page
     assert any("What is fitted is the loss on test" in said for said in ladder.remarks(found))
 
@@ -312,8 +314,8 @@ def test_the_report_names_a_row_without_a_law():
     assert (found.fitted, found.lawless) == (["dot", "random", "dense"], ["odd"])
     assert len(list(ladder.sentences(found))) == 2
     assert any("No power law beside the others: odd" in said for said in ladder.remarks(found))
-    page = ladder.html(found, plots=True)
-    assert page.count("<svg") == 3
+    page = page_of("", [Section("ladder", ladder.blocks(found, plots=True))])
+    assert page.count("<svg ") == 3
     assert "Gap of odd" not in page
 
 

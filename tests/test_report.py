@@ -18,7 +18,8 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.metrics import SCORES, score
 from synthesizer.report import metric_tables, plots
-from synthesizer.report.page import Section, page
+from synthesizer.report.blocks import Section, Text
+from synthesizer.report.page import page
 from synthesizer.report.plots import lower_edge, pareto, quality_and_speed
 from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
@@ -519,9 +520,10 @@ def test_points_are_named_by_their_looks_and_not_by_lines(tmp_path, monkeypatch)
 
 
 def test_another_tool_can_wrap_its_sections():
-    html = page("A <title>", [Section("One", "<p>body</p>")], "<p>lead</p>")
+    html = page("A <title>", [Section("One", [Text("a < b")])], [Text("lead")])
     assert "<h1>A &lt;title&gt;</h1>" in html
-    assert "<h2>One</h2>\n<p>body</p>" in html
+    assert "<p>lead</p>" in html
+    assert "<h2>One</h2>\n<p>a &lt; b</p>" in html
 
 
 def test_every_main_metric_can_be_judged():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 
 from synthesizer.report.metric_tables import varied_table
+from synthesizer.report.page import page
 from synthesizer.report.plots import by_value, quality_and_cache
 from synthesizer.report.sections import lead, notes, sections
 from synthesizer.report.summary import scope
@@ -51,12 +52,12 @@ def test_every_varied_value_has_an_answer_of_its_own(tmp_path):
 
 def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(tmp_path):
     summary = probe_study(tmp_path)
-    first = lead(summary)
+    first = page("", [], lead(summary))
     assert "token accuracy, % by difficulty, one line per variant" in first
     assert "Means over seeds, by data.difficulty; small open marks beside them are" in first
     assert "Pareto front" not in first, "scores of two difficulties are not of one task"
-    (varied,) = [s.body for s in sections(summary) if s.heading == "By varied value"]
-    assert "difficulty 8" in varied
+    (varied,) = [s.blocks[0] for s in sections(summary) if s.heading == "By varied value"]
+    assert "difficulty 8" in varied.markdown()
     assert by_value(summary, {"dot": [("2", [1.0])]}, "difficulty") == "", "one value is no curve"
     assert "Quality against the cache of a token" in quality_and_cache(summary)
 

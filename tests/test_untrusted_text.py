@@ -19,8 +19,9 @@ from synthesizer.benchmark import measure
 from synthesizer.benchmark.write import write as write_bench
 from synthesizer.cli import main
 from synthesizer.experiment.progress import Lines
-from synthesizer.report.page import Section, page
-from synthesizer.report.tables import markdown, no_formula
+from synthesizer.report.blocks import Figures, Plot, Section, Table
+from synthesizer.report.page import page
+from synthesizer.report.tables import no_formula
 from synthesizer.report.write import write_report
 from synthesizer.study.live_table import RowStatus, StatusLines
 from synthesizer.untrusted import fenced, plain, printable
@@ -155,7 +156,7 @@ def test_the_policy_holds_where_markup_slipped_through(policy, outside, tmp_path
         f"<svg><image href='{address}/image'/></svg><script src='{address}/script'></script>"
         f"<p style='background: url({address}/background)'>p</p>"
     )
-    text = page("Title", [Section("s", body)])
+    text = page("Title", [Section("s", [Figures([Plot(body, "")])])])
     file = tmp_path / "page.html"
     file.write_text(text if policy else re.sub(r"<meta http-equiv[^>]*>", "", text))
     seen = browser.look(file, tmp_path / "profile", width=900, scheme="dark", ask=(ASK[0], ASK[4]))
@@ -202,7 +203,7 @@ def test_markdown_escapes_what_would_be_markup():
     assert plain("a\nb") == r"a\\nb"  # shown as a\nb
     assert "https://" not in plain("https://evil.example www.evil.example")
     assert "www." not in plain("https://evil.example www.evil.example")
-    assert markdown(["a|b"], [["x\n<y>"]]) == "| a\\|b |\n| --- |\n| x; \\<y\\> |"
+    assert Table(["a|b"], [["x\n<y>"]]).markdown() == "| a\\|b |\n| --- |\n| x; \\<y\\> |"
     assert fenced("a\n```\n<b>") == "````\na\n```\n<b>\n````"
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.packed import SUFFIX
-from synthesizer.report.ladder import gap_plot, losses_plot, read_ladder
-from synthesizer.report.ladder import text as ladder_text
+from synthesizer.report.blocks import Table
+from synthesizer.report.ladder import blocks, gap_plot, losses_plot, read_ladder
 from synthesizer.report.load import read_studies
 from synthesizer.report.metric_tables import metric_tables
 from synthesizer.report.plots import forest
@@ -19,7 +19,8 @@ from synthesizer.report.reliability import floors, unplanned_looks
 from synthesizer.report.sections import value_plot
 from synthesizer.report.style import css_variables
 from synthesizer.report.summary import MISSING, Summary, span, summarize
-from synthesizer.report.tables import cells, markdown, plain
+from synthesizer.report.tables import cells
+from synthesizer.untrusted import plain
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims
@@ -115,7 +116,7 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         "follows from it ([docs/verdict.md](verdict.md)). Numbers of the paper stand apart, at "
         "their own scale: compare the order of rows, not values.",
         "## The paper's claims",
-        markdown(HEAD, judge_claims(found, results / "bench")),
+        Table(HEAD, judge_claims(found, results / "bench")).markdown(),
         "The paper's dot has the recipe's positions (sinusoids but for the T5-like recipes); the "
         "best dot is the one that a search on validation chose (a row that was also run with its "
         "positions has them here), and its column is empty where that "
@@ -151,12 +152,12 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
         parts.append(f"Not run: {', '.join(missing)}.")
     metrics = metric_tables(summary) if summary.study.recipe.get("task") in SEVERAL else None
     if metrics:
-        parts += ["All metrics:", markdown(*metrics.means)]
+        parts += ["All metrics:", Table(*metrics.means).markdown()]
         parts += [f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"]
-        parts += [markdown(*metrics.differences)]
+        parts += [Table(*metrics.differences).markdown()]
     ladder = read_ladder(summary.study)
     if ladder:
-        parts += ladder_text(ladder)
+        parts += [block.markdown() for block in blocks(ladder, plots=False)]
     parts += [f"![{plain(title)}](images/{file})" for file in pictures(name, summary)]
     parts += published(summary)
     return [*parts, f"Record: [results/{name}](../results/{name})."]
@@ -177,7 +178,8 @@ def results_table(summary: Summary) -> str:
         [row[0], row[1], count, *(row[place] for place in kept[2:])]
         for row, count in zip(rows, seeds, strict=True)
     ]
-    return markdown([named[0], named[1], "seeds", *(named[place] for place in kept[2:])], shown)
+    head = [named[0], named[1], "seeds", *(named[place] for place in kept[2:])]
+    return Table(head, shown).markdown()
 
 
 def published(summary: Summary) -> Iterator[str]:
@@ -187,7 +189,7 @@ def published(summary: Summary) -> Iterator[str]:
         rows = [row for row in paper.rows if row[1] != UNKNOWN]
         if rows:
             yield f"PUBLISHED, not ours: {plain(paper.title)}. Source: {plain(paper.source)}."
-            yield markdown(paper.head, rows)
+            yield Table(paper.head, rows).markdown()
 
 
 def pictures(name: str, summary: Summary) -> list[str]:
@@ -252,7 +254,7 @@ def mixtures(found: dict[str, Summary]) -> Iterator[str]:
         "The weight of the dot part, which begins at one half (of two parts): the mean over heads "
         "and seeds, and the smallest and largest of them, layer by layer."
     )
-    yield markdown(["record", "row", "stack", "weight of dot, layer 1; 2; ..."], rows)
+    yield Table(["record", "row", "stack", "weight of dot, layer 1; 2; ..."], rows).markdown()
 
 
 def random_heads(found: dict[str, Summary]) -> Iterator[str]:
@@ -279,7 +281,8 @@ def random_heads(found: dict[str, Summary]) -> Iterator[str]:
         "by the offset j - i alone, over the rows behind the first quarter. A head "
         f"that it explains by {CONVOLUTION:.0%} or more is counted as a convolution."
     )
-    yield markdown(["record", "stack", "heads", "convolutions", "explained, mean (range)"], rows)
+    head = ["record", "stack", "heads", "convolutions", "explained, mean (range)"]
+    yield Table(head, rows).markdown()
 
 
 def _counted(shares: Sequence[float]) -> list[str]:

@@ -17,7 +17,8 @@ from synthesizer.audit.cost import unit
 from synthesizer.audit.record import PAGE, RECORD, TABLES, model_name, read_audit
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import make_folder, write_text
-from synthesizer.report.page import Plot, Section, figures, page, paragraph, table, text
+from synthesizer.report.blocks import Block, Figures, Plot, Section, Table, Text
+from synthesizer.report.page import page
 from synthesizer.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
 from synthesizer.untrusted import check_regular_file
 
@@ -37,17 +38,17 @@ _KINDS = {
 def audit_page(record: Record, tables: Path) -> str:
     """The whole page."""
     sections = [
-        Section("How much the metric loses", figures([_curve(record)]) + _curve_table(record)),
-        Section("Which heads", _heads_words(record) + figures([_heat(record, "moved")])),
+        Section("How much the metric loses", [Figures([_curve(record)]), _curve_table(record)]),
+        Section("Which heads", [*_heads_words(record), Figures([_heat(record, "moved")])]),
     ]
     if record["table"] == "relative":
         check_regular_file(tables)
         plots = _maps(record, load_file(tables))
-        sections.append(Section("Where heads look on average", figures(plots)))
+        sections.append(Section("Where heads look on average", [Figures(plots)]))
     if record.get("speed"):
-        sections.append(Section("Measured speed", _speed(record)))
+        sections.append(Section("Measured speed", [_speed(record)]))
     elif record.get("untimed"):
-        sections.append(Section("Measured speed", paragraph(f"None: {record['untimed']}.")))
+        sections.append(Section("Measured speed", [Text(f"None: {record['untimed']}.")]))
     if record["most_moved"]:
         sections.append(Section("Examples that moved farthest", _moved(record)))
     sections.append(Section("How it was measured", _method(record)))
@@ -75,21 +76,21 @@ def draw_again(folder: Path, out: Path | None) -> Path:
     return home / PAGE
 
 
-def _lead(record: Record) -> str:
+def _lead(record: Record) -> list[Block]:
     reads = record.get("reads", "texts")
     cut = f" {record['num_cut']} {reads} were cut at {record['max_len']} tokens."
     left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
     left = f" Layers that are no dot product were left as they are: {left}." if left else ""
     ended = record.get("ended", "")
-    answer = paragraph(record["sentence"], "answer") + (paragraph(ended) if ended else "")
-    return answer + paragraph(
+    scope = (
         f"{record['architecture']}, {len(record['order'])} heads of dot products in "
         f"{len(record['layers'])} layers of self-attention; {record['metric']} "
         f"{record['value']:.4g} on {record['num_judge']} examples of {record['data']}. A replaced "
         "head attends by a table of its average attention, and nothing was retrained."
-        f"{cut if record['num_cut'] else ''}{left}",
-        "note",
+        f"{cut if record['num_cut'] else ''}{left}"
     )
+    said = [Text(record["sentence"], "answer"), *([Text(ended)] if ended else [])]
+    return [*said, Text(scope, "note")]
 
 
 def _curve(record: Record) -> Plot:
@@ -117,7 +118,7 @@ def _curve(record: Record) -> Plot:
     return Plot(svg, "Bands and bars: nine of ten resamples of the examples. Grey: the answer.")
 
 
-def _curve_table(record: Record) -> str:
+def _curve_table(record: Record) -> Table:
     first = record["sizes"][0]
     rows = [
         [
@@ -133,18 +134,15 @@ def _curve_table(record: Record) -> str:
     ]
     head = ["heads replaced", record["metric"], "worse by", "interval", "attention parameters"]
     head += [f"attention FLOPs at {record['max_len']} tokens", "cache per token"]
-    return table(head, rows, caption="Cache in float32; FLOPs as a share of the original's.")
+    return Table(head, rows, caption="Cache in float32; FLOPs as a share of the original's.")
 
 
-def _heads_words(record: Record) -> str:
+def _heads_words(record: Record) -> list[Block]:
     counts = Counter(head["kind"] for head in record["heads"])
     before = sum(len(layer.get("tables", [])) for layer in record["layers"])
-    tables = paragraph(f"{before} tables: replaced before, and left as they are.")
-    return (tables if before else "") + "".join(
-        paragraph(f"{counts[kind]} {kind}: {words}.")
-        for kind, words in _KINDS.items()
-        if counts[kind]
-    )
+    said = [f"{before} tables: replaced before, and left as they are."] if before else []
+    said += [f"{counts[kind]} {kind}: {words}." for kind, words in _KINDS.items() if counts[kind]]
+    return [Text(words) for words in said]
 
 
 def _grid(record: Record, key: str) -> NDArray[np.float64]:
@@ -226,7 +224,7 @@ def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
     return plots
 
 
-def _speed(record: Record) -> str:
+def _speed(record: Record) -> Table:
     counts = sorted({row["replaced"] for row in record["speed"]})
     lengths = sorted({row["length"] for row in record["speed"]})
     found = {(row["length"], row["replaced"]): row["ms"] for row in record["speed"]}
@@ -241,20 +239,16 @@ def _speed(record: Record) -> str:
         ]
         for count in counts
     ]
-    return table(
+    return Table(
         ["heads replaced", *(f"{length} tokens" for length in lengths)], rows,
         caption=f"A forward pass of {record['speed'][0]['tokens']:,} tokens on one CPU thread, "
         "unpadded, best of three rounds in turn, and how many times as fast as the original.",
     )  # fmt: skip
 
 
-def _moved(record: Record) -> str:
+def _moved(record: Record) -> list[Block]:
     pictures = [
-        Plot(
-            f'<img src="{text(example["image"])}" alt="" width="96" style="image-rendering: '
-            'pixelated">',
-            example["texts"][0],
-        )
+        Plot("", example["texts"][0], image=example["image"])
         for example in record["most_moved"]
         if "image" in example
     ]
@@ -270,8 +264,8 @@ def _moved(record: Record) -> str:
         for example in record["most_moved"]
     ]
     shown = record.get("reads", "texts").removesuffix("s")
-    body = table([shown, "target", "original", "converted"], rows)
-    return figures(pictures) + body.replace('class="scroll"', 'class="scroll words"', 1)
+    head = [shown, "target", "original", "converted"]
+    return [Figures(pictures), Table(head, rows, of_words=True)]
 
 
 def _drawn(record: Record, part: str) -> str:
@@ -282,17 +276,15 @@ def _drawn(record: Record, part: str) -> str:
     return f", drawn at random from {count:,} (seed {record['seed']})"
 
 
-def _method(record: Record) -> str:
+def _method(record: Record) -> list[Block]:
     fit, judge = _drawn(record, "fit"), _drawn(record, "judge")
-    return (
-        paragraph(
-            f"Attention was averaged over {record['num_fit']} examples ({record['fit']}{fit}); "
-            f"heads were ranked on {record['num_rank']} of them by how far outputs move, measured "
-            f"again as more were replaced; the curve is measured on {record['num_judge']} other "
-            f"examples of {record['data']}{judge}. Points are tried from the left, and the first "
-            "whose interval reaches the allowed loss ends it, so that the claim errs in one of "
-            "twenty audits."
-        )
-        + paragraph(record["command"], "note")
-        + paragraph(", ".join(f"{k} {v}" for k, v in record["versions"].items()), "note")
+    how = (
+        f"Attention was averaged over {record['num_fit']} examples ({record['fit']}{fit}); "
+        f"heads were ranked on {record['num_rank']} of them by how far outputs move, measured "
+        f"again as more were replaced; the curve is measured on {record['num_judge']} other "
+        f"examples of {record['data']}{judge}. Points are tried from the left, and the first "
+        "whose interval reaches the allowed loss ends it, so that the claim errs in one of "
+        "twenty audits."
     )
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return [Text(how), Text(record["command"], "note"), Text(versions, "note")]

@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from synthesizer.benchmark.measure import Result, Row
-from synthesizer.report.page import Plot, Section, figures, page, table, text
+from synthesizer.report.blocks import Code, Figures, Placed, Plot, Section, Table, Text
+from synthesizer.report.page import page
 from synthesizer.report.style import End, drawing, look_of, name_at_right, to_svg
 from synthesizer.report.write import write_files
 from synthesizer.untrusted import check_links
@@ -40,17 +41,15 @@ def _page(result: Result, command: str) -> str:
     for mode, view in dict.fromkeys((row.mode, row.view) for row in result.rows):
         rows = [row for row in result.rows if (row.mode, row.view) == (mode, view)]
         lengths = sorted({row.length for row in rows})
-        body = "".join(
-            table(HEAD, [cells(row) for row in rows if row.length == length], caption=f"T={length}")
-            for length in lengths
-        )
+        blocks: list[Placed] = []
         if len(lengths) > 1:
-            plot = Plot(speed_by_length(rows), "Times as fast as dot, by best rounds.")
-            body = figures([plot]) + body
-        sections.append(Section(f"{mode} {view}".strip(), body))
-    return page(
-        "Speed and memory", sections, f"<p>{text(facts)}</p><p><code>{text(command)}</code></p>"
-    )
+            blocks += [Figures([Plot(speed_by_length(rows), "Times as fast as dot, best rounds.")])]
+        blocks += [
+            Table(HEAD, [cells(row) for row in rows if row.length == length], f"T={length}")
+            for length in lengths
+        ]
+        sections.append(Section(f"{mode} {view}".strip(), blocks))
+    return page("Speed and memory", sections, [Text(facts), Code(command)])
 
 
 def cells(row: Row) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import NDArray
 
-from synthesizer.report.page import Plot
+from synthesizer.report.blocks import Plot
 from synthesizer.report.style import BLUE, MUTED, TEXT, drawing, literal, look_of, to_svg
 from synthesizer.report.summary import Line, Summary
 

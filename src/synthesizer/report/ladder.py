@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from synthesizer.experiment.progress import clock
+from synthesizer.report.blocks import Block, Figures, Plot, Points, Table, Text
 from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.report.opponent import opponent_of
-from synthesizer.report.page import Plot, figures, paragraph, table
 from synthesizer.report.style import (
     BLUE,
     MUTED,
@@ -24,7 +24,6 @@ from synthesizer.report.style import (
     to_svg,
 )
 from synthesizer.report.summary import METRICS, MINUS, MISSING, span
-from synthesizer.report.tables import markdown
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,
     GROWS,
@@ -39,10 +38,9 @@ from synthesizer.study.ladder import (
     fit_ladder,
     training_flops,
 )
-from synthesizer.untrusted import plain
 
 FAR = 1000.0  # times the largest rung: a crossing beyond is not worth a number
-Table = tuple[list[str], list[list[str]]]
+Cells = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def read_ladder(study: Study) -> Ladder | None:
     )
 
 
-def rung_table(ladder: Ladder) -> Table:
+def rung_table(ladder: Ladder) -> Cells:
     """What each rung is and costs, and each row's losses there."""
     rows = []
     for number, varied in enumerate(ladder.rungs):
@@ -181,7 +179,7 @@ def rung_table(ladder: Ladder) -> Table:
     return [*head, *ladder.families], rows
 
 
-def law_table(ladder: Ladder) -> Table:
+def law_table(ladder: Ladder) -> Cells:
     """Each row's law, and its gap to the opponent at both ends."""
     laws = ladder.laws
     assert laws is not None
@@ -297,24 +295,15 @@ def remarks(ladder: Ladder) -> list[str]:
     return said
 
 
-def html(ladder: Ladder, *, plots: bool) -> str:
-    """The section of the page."""
-    parts = [paragraph(said, "answer") for said in sentences(ladder)]
+def blocks(ladder: Ladder, *, plots: bool) -> list[Block]:
+    """The section of a report."""
+    found: list[Block] = [Points([*sentences(ladder)], "answer")]
     if plots and ladder.laws is not None:
-        parts.append(figures(_plots(ladder, ladder.laws)))
-    parts.append(table(*rung_table(ladder)))
+        found.append(Figures(_plots(ladder, ladder.laws)))
+    found.append(Table(*rung_table(ladder)))
     if ladder.laws is not None:
-        parts.append(table(*law_table(ladder)))
-    return "\n".join([*parts, *(paragraph(said, "note") for said in remarks(ladder))])
-
-
-def text(ladder: Ladder) -> list[str]:
-    """The same in Markdown, without plots."""
-    parts = ["\n".join(f"- {plain(said)}" for said in sentences(ladder))]
-    parts.append(markdown(*rung_table(ladder)))
-    if ladder.laws is not None:
-        parts.append(markdown(*law_table(ladder)))
-    return [*parts, *map(plain, remarks(ladder))]
+        found.append(Table(*law_table(ladder)))
+    return [*found, *(Text(said, "note") for said in remarks(ladder))]
 
 
 def _plots(ladder: Ladder, laws: Laws) -> list[Plot]:

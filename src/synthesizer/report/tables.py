@@ -11,7 +11,7 @@ from textwrap import fill
 from synthesizer.report.reliability import worst
 from synthesizer.report.summary import MISSING, Line, Summary, difference_text, span
 from synthesizer.study.sequential import NOT_JUDGED
-from synthesizer.untrusted import plain, printable
+from synthesizer.untrusted import printable
 
 NAME = 18  # letters of a row's name on a line of a terminal
 
@@ -163,15 +163,6 @@ def no_formula(words: str) -> str:
     Also after a semicolon, which begins a new cell in some countries' spreadsheets.
     """
     return _FORMULA.sub(r"\1'\2", printable(words, lines=True))
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(plain(cell.strip().replace("\n", "; ")) for cell in line) + " |"
-        for line in lines
-    )
 
 
 def big(value: float | None) -> str:

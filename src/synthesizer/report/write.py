@@ -5,8 +5,9 @@ from pathlib import Path
 
 from synthesizer.experiment.packed import SUFFIX
 from synthesizer.experiment.run import make_folder, remove_leftovers, write_text
+from synthesizer.report.blocks import Section, Text
 from synthesizer.report.load import read_studies
-from synthesizer.report.page import Section, page, paragraph
+from synthesizer.report.page import page
 from synthesizer.report.sections import explanation, lead, sections, text_of
 from synthesizer.report.summary import Summary, summarize
 from synthesizer.report.tables import csv_text
@@ -50,20 +51,17 @@ def _html(summaries: Sequence[Summary]) -> str:
         (only,) = summaries
         return page(only.question, [*sections(only), explanation()], lead(only))
     parts = [
-        Section(f"{summary.study.name}: {section.heading}", section.body)
+        Section(f"{summary.study.name}: {section.heading}", section.blocks)
         for index, summary in enumerate(summaries)
         for section in _sections(summary, plots=index < MOST_DRAWN)
     ]
-    note = ""
-    if len(summaries) > MOST_DRAWN:
-        note = paragraph(
-            f"Plots are drawn for the first {MOST_DRAWN} of {len(summaries)} studies; "
-            "report a directory alone for its plots.",
-            "note",
-        )
-    return page("Which tasks need dot-product attention?", [*parts, explanation()], note)
+    note = (
+        f"Plots are drawn for the first {MOST_DRAWN} of {len(summaries)} studies; "
+        "report a directory alone for its plots."
+    )
+    first = [Text(note, "note")] if len(summaries) > MOST_DRAWN else []
+    return page("Which tasks need dot-product attention?", [*parts, explanation()], first)
 
 
 def _sections(summary: Summary, *, plots: bool) -> list[Section]:
-    first = lead(summary) if plots else paragraph(summary.answer, "answer")
-    return [Section("the answer", first), *sections(summary, plots=plots)]
+    return [Section("the answer", lead(summary, plots=plots)), *sections(summary, plots=plots)]
