@@ -87,12 +87,14 @@ def test_a_check_tells_everything_and_trains_nothing(tmp_path, monkeypatch, caps
 
 def test_a_check_tells_the_published_count_of_the_same_row(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody
     small = ["--check"]  # the printed count is the paper's
     for change in ("num_layers=1", "d_model=64", "d_ff=64"):
         small += ["--set", f"model.{change}"]
     assert main(["train", "mt-wmt14-ende", "--synthesis", "R", *small]) == 2  # no data here
-    assert "  published: 67M (Machine translation" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "  published: 67M (Machine translation" in said.out
+    assert "(it does not answer, and nothing of it was downloaded before); these files" in said.err
     assert main(["train", "summarization-cnndm", *small]) == 2
     assert "published: no count of this row is known" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from synthesizer.untrusted import listed
 State = dict[str, Any]  # of a stream of rows; JSON-able
 
 SPLITS = ("train", "validation", "test")
+REACH = 10.0  # seconds that the hub may take to answer
 
 
 class Source:
@@ -247,11 +249,14 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
 
     name = " ".join(filter(None, [data.hub, data.config]))
     try:
-        loaded = datasets.load_dataset(
-            data.hub, data.config, revision=data.revision, streaming=data.streaming
-        )
+        with _offline_unless_reached(data.hub or ""):
+            loaded = datasets.load_dataset(
+                data.hub, data.config, revision=data.revision, streaming=data.streaming
+            )
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        if "OfflineModeIsEnabled" in cause:
+            cause = "it does not answer, and nothing of it was downloaded before"
         wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
@@ -280,6 +285,24 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         if data.streaming
         else None,
     )
+
+
+@contextmanager
+def _offline_unless_reached(name: str) -> Iterator[None]:
+    """Where the hub does not answer, read what was downloaded before instead of trying for long."""
+    import datasets
+    from huggingface_hub import HfApi, constants
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        HfApi().dataset_info(name, timeout=REACH)
+    except Exception as error:  # the client's own errors changed with its versions
+        constants.HF_HUB_OFFLINE = before or getattr(error, "response", None) is None
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = before
 
 
 def _hub_version(split: Any) -> str:  # noqa: ANN401  a Dataset or an IterableDataset
