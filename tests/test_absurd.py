@@ -14,7 +14,7 @@ from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe, parse_recipe
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import expand_layers, modules_of, normalize_spec
-from synthesizer.study.confirm import parse_times
+from synthesizer.study.asked import parse_jobs
 from synthesizer.study.row_list import parse_vary
 from synthesizer.study.rows import parse_row
 from tiny import language_model
@@ -72,7 +72,7 @@ def build(spec):
 
 
 READERS = (
-    normalize_spec, modules_of, parse_positions, parse_row, parse_vary, parse_times,
+    normalize_spec, modules_of, parse_positions, parse_row, parse_vary, parse_jobs,
     lambda text: expand_layers(text, 2),
     lambda text: parse_vary(f"seed={text},{text}"),
     build,
@@ -129,7 +129,6 @@ NUMBERED = [
     "compare tiny.toml --plan --ladder N",
     "compare tiny.toml --plan --synthesis random*N",
     "compare tiny.toml --plan --synthesis dot --positions rotary:base=N:share=N",
-    "compare tiny.toml --confirm Nx",
     "train tiny.toml --check --synthesis factorized_random:k=N",
     "train tiny.toml --check --set seed=N",
     "train tiny.toml --check --set model.max_len=N",
