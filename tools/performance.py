@@ -204,7 +204,7 @@ def told(record: Record, name: str) -> str:
     """Where a record is and what made it."""
     machine = record["machine"]
     return (
-        f"[results/bench/{name}](../results/bench/{name}/bench.csv), kernel {machine['kernel']}, "
+        f"[results/bench/{name}](../results/bench/{name}/bench.json), kernel {machine['kernel']}, "
         f"load average {machine['load_average']:.1f} at the start: `{record['command']}`"
     )
 
