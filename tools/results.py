@@ -160,7 +160,7 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
         parts += [block.markdown() for block in blocks(ladder, plots=False)]
     parts += [f"![{plain(title)}](images/{file})" for file in pictures(name, summary)]
     parts += published(summary)
-    return [*parts, f"Record: [results/{name}](../results/{name})."]
+    return [*parts, f"Record: [results/{name}.md](../results/{name}.md)."]
 
 
 def _is_run(summary: Summary, spec: str) -> bool:
