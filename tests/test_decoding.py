@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -49,6 +51,18 @@ def test_every_model_writes_as_many_tokens_after_as_long_a_prompt(kind, max_len,
     assert decoded.written.shape == (PROMPTS, new)
     assert END not in decoded.written
     assert decoded.tokens_per_second > 0
+
+
+def test_short_texts_are_no_prompts_where_longer_ones_are_there():
+    """They ended the training in an error: a prompt ends in padding."""
+    model, batch = built("decoder", max_len=80), batch_of(5, 40)
+    real = torch.ones(5, 40, dtype=torch.bool)
+    real[1, 10:] = real[3, 33:] = False
+    decoded = decode(model, replace(batch, inputs=batch.inputs | {"attention_mask": real}))
+    assert decoded.rows.tolist() == [0, 2, 3, 4]
+    real[:, 10:] = False
+    decoded = decode(model, replace(batch, inputs=batch.inputs | {"attention_mask": real}))
+    assert decoded.prompts.tolist() == batch.inputs["input_ids"][:, :10].tolist()
 
 
 def test_what_a_decoder_writes_stands_beside_how_the_text_goes_on(tmp_path, monkeypatch):

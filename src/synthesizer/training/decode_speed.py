@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from synthesizer.data.batch import Batch
@@ -20,6 +21,7 @@ class Decoded:
     """Generated tokens, and their speed."""
 
     tokens_per_second: float
+    rows: Tensor  # (B,), of the batch
     prompts: Tensor  # (B, T)
     written: Tensor  # (B, new tokens)
 
@@ -30,12 +32,18 @@ def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
     is_decoder = model.config.kind == "decoder"
     room = model.config.max_len if is_decoder else model.config.decoder_max_len
     new = min(NEW_TOKENS, room // 2) if is_decoder else min(NEW_TOKENS, room)
-    prompts = inputs["input_ids"][:PROMPTS]
+    prompts = inputs["input_ids"]
+    rows = torch.arange(len(prompts), device=prompts.device)
     given = {}
-    if is_decoder:
-        prompts = prompts[:, : min(NEW_TOKENS, room - new)]
-    elif "attention_mask" in inputs:
-        given = {"attention_mask": inputs["attention_mask"][:PROMPTS]}
+    if is_decoder:  # by texts alone: a short one ends in padding
+        real = inputs.get("attention_mask", torch.ones_like(prompts)).long().cumprod(1).sum(1)
+        length = min(NEW_TOKENS, room - new, int(real.max()))
+        rows = rows[real >= length]
+        prompts = prompts[:, :length]
+    rows = rows[:PROMPTS]
+    prompts = prompts[rows]
+    if not is_decoder and "attention_mask" in inputs:
+        given = {"attention_mask": inputs["attention_mask"][rows]}
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "num_beams": 1}
     times: list[float] = []
     with evaluating(model):
@@ -43,7 +51,7 @@ def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
             begin = now(model.device)
             output = model.generate(prompts, **given, **options)
             times.append(now(model.device) - begin)
-    return Decoded(len(prompts) * new / min(times), prompts, output[:, -new:])
+    return Decoded(len(prompts) * new / min(times), rows, prompts, output[:, -new:])
 
 
 def continuations(task: Task, batch: Batch, decoded: Decoded) -> list[dict[str, str]]:
@@ -51,7 +59,7 @@ def continuations(task: Task, batch: Batch, decoded: Decoded) -> list[dict[str, 
     begin, new = decoded.prompts.shape[1], decoded.written.shape[1]
     texts = {
         "source": decoded.prompts,
-        "reference": batch.inputs["input_ids"][: len(decoded.prompts), begin : begin + new],
+        "reference": batch.inputs["input_ids"][decoded.rows.cpu(), begin : begin + new],
         "output": decoded.written,
     }
     spelled = {
