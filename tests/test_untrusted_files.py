@@ -504,17 +504,19 @@ def test_a_run_of_somebody_else_executes_nothing(evil, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("shared", ["mine.toml", "evil.py"])
-def test_imports_that_others_may_write_need_a_word_of_the_user(evil, shared):
+@pytest.mark.parametrize("name", ["evil.py", "evil", "evil.part"])
+def test_imports_that_others_may_write_need_a_word_of_the_user(evil, shared, name):
     text = Path(synthesizer.__file__).parent / "recipes" / "shift.toml"
-    Path("mine.toml").write_text('imports = ["evil.py"]\n' + text.read_text())
-    assert load_recipe("mine.toml").imports == (str(Path("evil.py").absolute()),)
+    Path("mine.toml").write_text(f'imports = ["{name}"]\n' + text.read_text())
+    own = str(Path("evil.py").absolute()) if name == "evil.py" else name
+    assert load_recipe("mine.toml").imports == (own,)
     Path(shared).chmod(0o666)
     with pytest.raises(
         UserError, match=rf"others may write .*{shared} .*; read it, and pass --imp"
     ):
         load_recipe("mine.toml")
-    (trusted, *_) = load_recipe("mine.toml", imports=["evil.py"]).imports
-    assert Path(trusted).name == "evil.py"
+    (trusted, *_) = load_recipe("mine.toml", imports=[name]).imports
+    assert Path(trusted).name == name
 
 
 def test_a_worker_imports_nothing_of_the_working_directory(evil, tmp_path):

@@ -171,7 +171,8 @@ def _refuse_foreign_imports(recipe: Path, named: object, trusted: list[str]) -> 
         if name in trusted or not isinstance(name, str):
             continue
         problem = f"{recipe} is the record of a run" if recipe.name == "recipe.toml" else None
-        for path in (recipe, Path(name)):
+        package = name.partition(".")[0]  # a module's name is also looked for where one is
+        for path in (recipe, Path(name), Path(package), Path(f"{package}.py")):
             if problem is None and path.exists():
                 problem = who_else_may_write(path)
         if problem is not None:
