@@ -22,7 +22,7 @@ def load(name):
     return module
 
 
-claims, results, performance = load("claims"), load("results"), load("performance")
+claims, results, performance, recipes = map(load, ("claims", "results", "performance", "recipes"))
 
 
 def tables(text):
@@ -134,6 +134,12 @@ def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not()
 def test_the_tables_of_the_performance_page_are_generated():
     page = (ROOT / "docs" / "performance.md").read_text()
     assert performance.filled(page) == page, "run python tools/performance.py and commit the page"
+
+
+def test_the_page_of_recipe_keys_is_generated_and_says_what_each_is_for():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert recipes.page() == page, "run python tools/recipes.py and commit the page"
+    assert " None |" not in page
 
 
 def bench_row(variant, seconds, **others):

@@ -35,13 +35,21 @@ class Recipe(Part):
     """One experiment; the variant is its `synthesis`."""
 
     name: str
+    """Name of the recipe, and of its directory under runs/."""
     task: Annotated[str, AfterValidator(known_task)]
+    """The task: one of those listed below."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """Seed of weights, data order and dropout."""
     synthesis: str = "random+dot"
+    """What makes attention logits, as listed by synthesizer list."""
     decoder_synthesis: str | None = None
-    imports: tuple[str, ...] = ()  # modules or .py files that register functions of the user's own
-    paper: str | None = None  # key into paper.toml
-    chosen_for: str | None = None  # whose validation score chose lr and table_rate, in words
+    """The decoder's, if it differs."""
+    imports: tuple[str, ...] = ()
+    """Modules or .py files that register functions of your own."""
+    paper: str | None = None
+    """Key into paper.toml: the published numbers that a report shows beside ours."""
+    chosen_for: str | None = None
+    """Whose validation score chose lr and table_rate, in words."""
     data: Data = Data()
     text: Text = Text()
     model: Model = Model()
