@@ -12,15 +12,17 @@ from functools import partial
 
 import numpy as np
 
-from synthesizer.study.evidence import Influences, effective_units, weigh
-from synthesizer.study.sequential import (
+from synthesizer.study.stats import (
     BETTER,
     NO_WORSE,
     PLANNED,
     WORSE,
+    Influences,
     Looks,
     decide,
+    effective_units,
     is_open,
+    weigh,
 )
 
 MARGIN = 1.0
@@ -128,7 +130,7 @@ def draw_binary(rng, examples, rows, seeds, rate):
 
 
 def simulate(make, studies, looks=None, *, seed=0):
-    """The words of so many studies; with looks, each is stopped as `next_look` would."""
+    """The words of so many studies; with looks, each is stopped as `Looks.after` would."""
     rng = np.random.default_rng(seed)
     return [[one.word for one in decide(make(rng), MARGIN, looks)] for _ in range(studies)]
 

@@ -23,10 +23,7 @@ MAY_IMPORT = {
     "report": {
         "experiment",
         "metrics",
-        "study.answer",
-        "study.verdict",
-        "study.sequential",
-        "study.evidence",
+        "study.stats",
         "study.ladder",
         "study.rows",
         "study.tune",

@@ -103,7 +103,7 @@ def test_any_wrong_value_is_one_line_with_the_file_and_the_field(home, monkeypat
     assert set(study) == set(Study.model_fields), "each field of a study is tried"
     runs = {path.parent: read_run(path.parent) for path in home.rglob("recipe.toml")}
     monkeypatch.setattr("synthesizer.report.load.read_run", lambda path, verify: runs[path])
-    monkeypatch.setattr("synthesizer.study.sequential.DRAWS", 4)  # which takes most of the time
+    monkeypatch.setattr("synthesizer.study.stats.DRAWS", 4)  # which takes most of the time
     refused = 0
     for at in places(study):
         for odd in ODD:

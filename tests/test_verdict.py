@@ -10,36 +10,31 @@ from scipy import stats
 from simulation import BIMODAL, NARROW, NOISES, binary, draw, family_wise
 from synthesizer.errors import UserError
 from synthesizer.metrics import SCORES, percent_from_statistics, score
-from synthesizer.study.answer import Varied, answer, answer_by_value, kind_of
-from synthesizer.study.evidence import (
-    Evidence,
-    effective_units,
-    jackknife,
-    seed_freedom,
-    t_quantile,
-)
-from synthesizer.study.sequential import (
+from synthesizer.report.answer import Varied, answer, answer_by_value, kind_of
+from synthesizer.study.stats import (
+    BITS,
     LEVEL,
+    MARGINS,
     PLANNED,
     UNDECIDED,
-    Looks,
-    decide,
-    failing_rate,
-    next_look,
-    power,
-    power_sentence,
-)
-from synthesizer.study.verdict import (
-    BITS,
-    MARGINS,
     Comparison,
+    Evidence,
+    Looks,
     Measured,
     allowed,
     check_margin,
+    decide,
+    effective_units,
+    failing_rate,
     is_void,
+    jackknife,
     judge,
     judge_again,
     margin_for,
+    power,
+    power_sentence,
+    seed_freedom,
+    t_quantile,
 )
 
 STUDIES, ROWS = 250, 4
@@ -191,10 +186,9 @@ def test_looks_spend_the_level_in_proportion_to_their_seeds():
     looks = Looks(PLANNED, (3, 5))
     assert [looks.share(look) for look in range(4)] == [3 / 12, 2 / 12, 3 / 12, 4 / 12]
     assert Looks.read(looks.record()) == looks
-    assert next_look(Looks(PLANNED, ()), []) == 3
-    assert next_look(looks, ["better", "undecided"]) == 8
-    assert next_look(looks, ["better", "worse", "no worse"]) is None
-    assert next_look(Looks(PLANNED, PLANNED), ["undecided"]) is None
+    assert looks.after(["better", "undecided"]).taken == (*looks.taken, 8)
+    assert looks.after(["better", "worse", "no worse"]) is None
+    assert Looks(PLANNED, PLANNED).after(["undecided"]) is None
     assert looks.after(["undecided"]) == Looks(PLANNED, (3, 5, 8))
     assert looks.after(["worse"]) is None
 

@@ -8,8 +8,12 @@ from pathlib import Path
 from synthesizer.report.load import Row
 from synthesizer.report.metric_tables import COLUMNS, LOWER_IS_BETTER
 from synthesizer.report.summary import Summary, measured, scores_of
-from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
-from synthesizer.study.verdict import judge
+from synthesizer.study.stats import (
+    BETTER,
+    NO_WORSE,
+    WORSE,
+    judge,
+)
 
 HOLDS, FAILS = "holds here", "does not hold here"
 OPEN, NOT_RUN = "undecided at this scale", "not run"

@@ -26,7 +26,7 @@ from synthesizer.experiment.recipe import contradicted, leaves
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
 from synthesizer.spec import TABLE_2, normalize_spec
-from synthesizer.study.sequential import Looks
+from synthesizer.study.stats import Looks
 from synthesizer.untrusted import read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"

@@ -9,7 +9,7 @@ from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
 from synthesizer.report.load import Row, Study, plain_change
 from synthesizer.report.opponent import base_of
 from synthesizer.report.summary import Summary, difference_text, measured, scores_of, span
-from synthesizer.study.verdict import Comparison, judge
+from synthesizer.study.stats import Comparison, judge
 
 Table = tuple[list[str], list[list[str]]]  # head and rows
 

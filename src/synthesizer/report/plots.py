@@ -26,7 +26,7 @@ from synthesizer.report.style import (
     to_svg,
 )
 from synthesizer.report.summary import Line, Summary
-from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE
+from synthesizer.study.stats import BETTER, NO_WORSE, WORSE
 from synthesizer.study.tune import Tried, learning_rate_of, settings_tried
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic

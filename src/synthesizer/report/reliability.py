@@ -12,11 +12,16 @@ from synthesizer.report.search import search_sentence
 from synthesizer.report.summary import Line, Summary
 from synthesizer.sizes import DEFAULTS
 from synthesizer.spec import NONE
-from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.rows import AS_LARGE
-from synthesizer.study.sequential import LEVEL, failing_rate, power_sentence
+from synthesizer.study.stats import (
+    FEWEST_SEEDS,
+    FEWEST_UNITS,
+    LEVEL,
+    failing_rate,
+    is_void,
+    power_sentence,
+)
 from synthesizer.study.tune import Tried, best_of
-from synthesizer.study.verdict import FEWEST_UNITS, is_void
 
 READS = 0.1  # nats per target that another example's source costs a model that reads
 WITHOUT_A_NETWORK = {

@@ -10,17 +10,20 @@ import numpy as np
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import STUDY
 from synthesizer.metrics import SCORES
+from synthesizer.report.answer import Varied, answer, answer_by_value
 from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.report.opponent import DOT, base_of, opponent_of
 from synthesizer.spec import NONE
-from synthesizer.study.answer import Varied, answer, answer_by_value
 from synthesizer.study.rows import AGAIN
-from synthesizer.study.sequential import BETTER, NO_WORSE, WORSE, Looks
-from synthesizer.study.verdict import (
+from synthesizer.study.stats import (
+    BETTER,
     BITS,
     LANGUAGE_MODEL,
+    NO_WORSE,
+    WORSE,
     Comparison,
+    Looks,
     Measured,
     allowed,
     check_margin,

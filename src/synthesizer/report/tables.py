@@ -10,7 +10,7 @@ from textwrap import fill
 
 from synthesizer.report.reliability import worst
 from synthesizer.report.summary import MISSING, Line, Summary, difference_text, span
-from synthesizer.study.sequential import NOT_JUDGED
+from synthesizer.study.stats import NOT_JUDGED
 from synthesizer.untrusted import printable
 
 NAME = 18  # letters of a row's name on a line of a terminal

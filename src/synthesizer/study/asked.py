@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synthesizer.errors import UserError
 from synthesizer.sizes import parse_positions
-from synthesizer.study.sequential import PLANNED
+from synthesizer.study.stats import PLANNED
 from synthesizer.study.tune import TRIALS
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions

@@ -17,16 +17,20 @@ from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run, read_arrays
 from synthesizer.study.asked import Asked, parse_jobs
 from synthesizer.study.cluster import open_cluster
-from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.perform import Job, Say, jobs_of, perform
 from synthesizer.study.plan import Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, Row
 from synthesizer.study.search import search, settle
-from synthesizer.study.sequential import is_open, power_sentence
 from synthesizer.study.settings import choose_settings, fit_length
+from synthesizer.study.stats import (
+    FEWEST_SEEDS,
+    Measured,
+    is_open,
+    judge,
+    power_sentence,
+)
 from synthesizer.study.tune import TRIAL_SEEDS
-from synthesizer.study.verdict import Measured, judge
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:

@@ -17,7 +17,6 @@ from synthesizer.experiment.run import STUDY, Run, write_text
 from synthesizer.spec import import_modules, normalize_spec
 from synthesizer.study.asked import PRETRAIN, Asked, check
 from synthesizer.study.data import identify, old_names
-from synthesizer.study.evidence import FEWEST_SEEDS
 from synthesizer.study.guess import Guess, infer_recipe, is_data
 from synthesizer.study.row_list import rows_of
 from synthesizer.study.rows import (
@@ -25,7 +24,12 @@ from synthesizer.study.rows import (
     again,
     size_control,
 )
-from synthesizer.study.sequential import LEVEL, PLANNED, Looks
+from synthesizer.study.stats import (
+    FEWEST_SEEDS,
+    LEVEL,
+    PLANNED,
+    Looks,
+)
 from synthesizer.study.tune import REPEATED, TRIAL_SEEDS
 from synthesizer.untrusted import check_folder_name
 

@@ -5,10 +5,17 @@ from dataclasses import dataclass
 
 from synthesizer.errors import UserError
 from synthesizer.spec import NONE, parse_spec, split_layers, variants
-from synthesizer.study.evidence import FEWEST_SEEDS
-from synthesizer.study.rows import AS_LARGE
-from synthesizer.study.sequential import BETTER, NO_WORSE, NOT_JUDGED, UNDECIDED, VOID, WORSE
-from synthesizer.study.verdict import DOT, Comparison
+from synthesizer.study.rows import AS_LARGE, DOT
+from synthesizer.study.stats import (
+    BETTER,
+    FEWEST_SEEDS,
+    NO_WORSE,
+    NOT_JUDGED,
+    UNDECIDED,
+    VOID,
+    WORSE,
+    Comparison,
+)
 
 NO, YES, OPEN, NO_VERDICT = "No", "Yes", "Undecided", "No verdict"
 SYNTHETIC, BASELINE = "synthetic", "baseline"  # rows without dot product
