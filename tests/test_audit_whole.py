@@ -190,7 +190,7 @@ def test_a_conversion_on_a_full_disk_is_one_line_and_can_be_repeated(
     assert code == 2
     assert said.splitlines()[-1] == (
         f"synthesizer: error: cannot write {tmp_path}/m (File too large); nothing was written: "
-        "free some space and run the same command again"
+        "raise the limit of file sizes and run the same command again"
     )
     assert not list(tmp_path.glob("*m*"))
     assert forks.run(*words, cwd=tmp_path)[0] == 0

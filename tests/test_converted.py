@@ -129,6 +129,34 @@ def test_another_attention_is_refused(tmp_path):
     )
 
 
+HIDDEN = (-100.0, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf)  # as users write it
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma", "t5", "bart"])
+@pytest.mark.parametrize("heads", ["most", "all"])
+def test_a_mask_that_is_added_hides_from_tables_what_it_hides_from_dot_products(name, heads):
+    _, _, converted, batch = pair(name, some[heads])
+    real = batch.pop("attention_mask").bool()
+    sees = real[:, None, None]
+    if name in ("gpt2", "llama", "gemma"):
+        sees = sees.expand(-1, 1, 7, -1).tril()
+    with torch.no_grad():
+        expected = converted(**batch, attention_mask=sees).logits
+        for number in HIDDEN:
+            added = torch.where(sees, 0.0, number)
+            torch.testing.assert_close(converted(**batch, attention_mask=added).logits, expected)
+
+
+def test_a_small_bias_in_a_mask_hides_nothing_from_tables():
+    _, _, converted, batch = pair("bert", some["all"])
+    everywhere = torch.ones(2, 1, 7, 7, dtype=torch.bool)
+    with torch.no_grad():
+        expected = converted(batch["input_ids"], everywhere).logits
+        for number in (-1.0, -20.0, 5.0):
+            added = torch.where(everywhere.tril(), 0.0, number)
+            torch.testing.assert_close(converted(batch["input_ids"], added).logits, expected)
+
+
 @pytest.mark.parametrize("mask", ["none", "padding", "causal"])
 @pytest.mark.parametrize("max_len", [5, 16])
 def test_the_shared_matrix_gives_what_each_example_alone_would(mask, max_len):

@@ -33,7 +33,7 @@ from synthesizer.models.interface import (
 )
 from synthesizer.models.replace import is_cross
 from synthesizer.models.table_heads import dot_layers, is_own, open_attention, other_heads
-from synthesizer.models.tables import HeadTables
+from synthesizer.models.tables import HeadTables, seen_through
 
 NAME = "synthesizer_audit"
 Observe = Callable[[int, Tensor, Tensor], None]
@@ -262,9 +262,7 @@ def _visible(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     """True where a query may look, (B or 1, 1, T, S), from a mask that is added to logits."""
     if mask is None:
         return query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    seen = seen.any(1, keepdim=True)  # a bias of each head, as Swin adds it, hides nothing
-    return seen[..., : key.shape[2]].expand(-1, -1, query.shape[2], -1)
+    return seen_through(mask)[..., : key.shape[2]].expand(-1, -1, query.shape[2], -1)
 
 
 AttentionInterface.register(NAME, _attend)

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from synthesizer.errors import UserError
-from synthesizer.models.tables import past, sink_slots, visible_softmax
+from synthesizer.models.tables import past, seen_through, sink_slots, visible_softmax
 
 NAME = "synthesizer"
 
@@ -49,8 +49,9 @@ def attend(
     num_heads = len(dot_heads) + len(tables.heads)
     num_queries, num_keys = query.shape[2], value.shape[2]
     visible, bias = attention_mask, options.get("position_bias")
-    if visible is not None and visible.dtype != torch.bool:  # Swin's: a bias of each head
-        visible, bias = (visible > torch.finfo(visible.dtype).min / 2).any(1, keepdim=True), visible
+    if visible is not None and visible.dtype != torch.bool:
+        bias = visible if bias is None else bias + visible
+        visible = seen_through(visible)
     group = num_heads // value.shape[1]
     replaced = _heads(value, [head // group for head in tables.heads])
     parts = [tables(replaced, visible, num_queries=num_queries, causal=causal)]
@@ -59,7 +60,7 @@ def attend(
             visible = past(num_queries, num_keys, query.device)
         keys = _heads(key, dot_keys)
         values = _heads(value, [head // group for head in dot_heads])
-        bias = None if bias is None else bias[:, dot_heads]
+        bias = None if bias is None else bias.expand(-1, num_heads, -1, -1)[:, dot_heads]
         queries = query[:, : len(dot_heads)]  # zeros may fill up their number
         parts.insert(0, _dot(queries, keys, values, visible, bias, options))
     return torch.cat(parts, 1)[:, _order(module)].transpose(1, 2), None
@@ -173,8 +174,8 @@ def _added(visible: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> 
     """The mask as a number to add to logits."""
     if visible is None and causal and query.shape[2] > 1:
         visible = past(query.shape[2], key.shape[2], query.device)
-    if visible is None:
-        return None
+    if visible is None or visible.dtype != torch.bool:
+        return visible
     zero = torch.zeros((), dtype=query.dtype, device=query.device)
     return torch.where(visible, zero, torch.finfo(query.dtype).min)
 

@@ -6,6 +6,7 @@
 Letters: B batch, R replaced heads, T queries, S keys, K head width, N longest sequence.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from synthesizer.attention.relative import relative_logits, stretched
 
 RELATIVE, ABSOLUTE = "relative", "random"
 KINDS = (RELATIVE, ABSOLUTE)
+_HIDDEN = math.log(torch.finfo(torch.float32).tiny)  # -87.3: below it, exp is no normal number
 _SPAN = 60.0  # of logits: float32's exponentials reach from -87 to 88
 
 
@@ -166,6 +168,16 @@ def visible_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
         return logits.softmax(-1)
     weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
     return weights.nan_to_num(0.0)
+
+
+def seen_through(mask: Tensor) -> Tensor:
+    """True where a query may look, (B or 1, 1, T, S), from booleans or from what logits are added.
+
+    A key is hidden where every head is added so little that float32's exponentials underflow, as by
+    -100, -1e4, -1e9, finfo.min or -inf. A smaller bias, or one of some heads alone, hides nothing.
+    """
+    seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
+    return seen.any(1, keepdim=True)
 
 
 def past(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
