@@ -89,8 +89,27 @@ def test_another_audit_is_not_gone_on_with(home, tmp_path):  # noqa: F811
             measured(home, "agreement", tmp_path)
     finally:
         texts.write_text(written)
+    config = home / "bare" / "tokenizer_config.json"
+    written = config.read_text()
+    try:
+        config.write_text(written + " ")
+        with pytest.raises(UserError, match="whose sha256 of config and tokenizer was"):
+            measured(home, "agreement", tmp_path)
+    finally:
+        config.write_text(written)
     path.write_text("no record\n")
     with pytest.raises(UserError, match=r"measured.jsonl is damaged .*; delete it to measure from"):
+        measured(home, "agreement", tmp_path)
+
+
+def test_a_measurement_whose_digit_was_flipped_is_named(home, tmp_path):  # noqa: F811
+    stopped(home, tmp_path, "agreement", "2 of 6 heads replaced")
+    path = tmp_path / "measured.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    digit = lines[3].index("0.") + 2
+    lines[3] = lines[3][:digit] + str((int(lines[3][digit]) + 1) % 10) + lines[3][digit + 1 :]
+    path.write_text("".join(lines))
+    with pytest.raises(UserError, match=r"jsonl is damaged \(.*the checksum of .* is another"):
         measured(home, "agreement", tmp_path)
 
 

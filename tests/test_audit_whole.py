@@ -96,7 +96,10 @@ def test_a_flipped_bit_of_the_tables_is_seen(own, tmp_path, capsys):
 def test_an_audit_of_an_older_version_is_converted_with_a_word(own, tmp_path, capsys):
     path = own / "audit" / "audit.json"
     record = json.loads(path.read_text())
-    for name in ("path", "weights", "tables_sha256", "num_fit_rows", "num_judge_rows", "untimed"):
+    for name in (
+        "path", "weights", "readers", "tables_sha256", "num_fit_rows", "num_judge_rows", "untimed",
+        "checksum",
+    ):  # fmt: skip
         del record[name]
     path.write_text(json.dumps(record))
     assert converted(own, tmp_path / "m") == 0
@@ -178,6 +181,21 @@ def test_a_killed_tuning_goes_on_although_its_checkpoint_is_half_written(audited
     assert not [path for path in (tmp_path / "m").iterdir() if path.name.startswith(".")]
 
 
+def test_the_page_of_damaged_tables_is_not_drawn(own, capsys):
+    flip(own / "audit" / "tables.safetensors")
+    assert main(["report", str(own / "audit")]) == 2
+    assert "tables.safetensors is damaged (its sha256 is not" in capsys.readouterr().err
+
+
+def test_a_record_whose_digit_was_flipped_is_refused(own, tmp_path, capsys):
+    path = own / "audit" / "audit.json"
+    text = path.read_text()
+    path.write_text(text.replace('"value": ', '"value": 1', 1))
+    assert converted(own, tmp_path / "m") == 2
+    assert main(["report", str(own / "audit")]) == 2
+    assert capsys.readouterr().err.count("it was damaged: its checksum is another") == 2
+
+
 # a full disk
 
 
@@ -238,3 +256,35 @@ def test_files_follow_the_umask(own, tmp_path):
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / folder).iterdir()}
         del modes[".lock" if folder == "out" else "README.md"]
         assert set(modes.values()) == {0o640}, modes
+
+
+def test_a_tokenizer_that_was_changed_since_the_audit_is_named(own, tmp_path, capsys):
+    path = own / "masked" / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("[UNK]", "[CLS]"))
+    assert converted(own, tmp_path / "m") == 0
+    said = capsys.readouterr().err
+    assert f"tokenizer_config.json of {own}/masked was changed since the audit" in said
+    assert "config.json of" not in said.replace("tokenizer_config.json of", "")
+
+
+DAMAGES = {
+    "model.safetensors": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "config.json": lambda content: content + b" ",
+    "tokenizer.json": lambda content: content + b" ",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_of_a_converted_folder_is_named(own, tmp_path, capsys, name):
+    out = tmp_path / "m"
+    assert converted(own, out) == 0
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    (out / name).write_bytes(DAMAGES[name]((out / name).read_bytes()))
+    with pytest.raises(UserError, match=rf"m: {name} is damaged .*; restore it from a copy, or"):
+        AutoModelForMaskedLM.from_pretrained(out)
+    words = [*map(str, audit_words(own, tmp_path / "again"))]
+    assert main([words[0], str(out), *words[2:]]) == 2
+    assert f"{name} is damaged" in capsys.readouterr().err
+    model.save_pretrained(out)  # the user's own weights, which nobody vouches for
+    tokenizer().save_pretrained(out)
+    assert AutoModelForMaskedLM.from_pretrained(out).num_parameters() == model.num_parameters()

@@ -15,10 +15,10 @@ from synthesizer.data.files import File
 from synthesizer.data.sources import Mixture, open_source
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interrupted
-from synthesizer.experiment.manifest import MANIFEST
 from synthesizer.experiment.recipe import change, dump, load_recipe
 from synthesizer.experiment.recipe_keys import Data
 from synthesizer.experiment.run import Run
+from synthesizer.manifest import MANIFEST
 from synthesizer.report.load import read_studies
 from synthesizer.report.summary import summarize
 from synthesizer.study.plan import draw_up

@@ -176,7 +176,7 @@ def test_the_record_of_a_hostile_audit_is_refused(audited, tmp_path, name):
     if isinstance(given, str):
         (audited / "audit.json").write_text(given)
     else:
-        change(audited / "audit.json", **given)
+        change(audited / "audit.json", **given, checksum="")
     with pytest.raises(UserError, match=words):
         convert(Asked(audited, tmp_path / "out", heads=1), print)
     assert not (tmp_path / "out").exists()
@@ -193,7 +193,7 @@ def test_a_pipe_in_an_audit_is_refused(audited, tmp_path, name):
 def test_an_audit_of_another_model_is_refused(audited, tmp_path):
     layers = json.loads((audited / "audit.json").read_text())["layers"]
     renamed = [{**layer, "name": f"evil.{layer['call']}"} for layer in layers]
-    change(audited / "audit.json", layers=renamed)
+    change(audited / "audit.json", layers=renamed, checksum="")
     with pytest.raises(UserError, match="is an audit of another model"):
         convert(Asked(audited, tmp_path / "out", heads=1), print)
 

@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     try:
         return getattr(import_module(f"synthesizer.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name in ("transformers", "huggingface_hub"):
+        if str(error.name).split(".")[0] in ("transformers", "huggingface_hub"):
             raise UserError(
                 f"{name} needs transformers, which is not installed; "
                 "run pip install 'synthesizer-attention[train]'"

@@ -28,14 +28,22 @@ from synthesizer.audit.load import (
 )
 from synthesizer.audit.measured import Say
 from synthesizer.audit.media import MediaRows, media_of, read_media
-from synthesizer.audit.record import RECORD, TABLES, model_name, model_path, read_audit
+from synthesizer.audit.record import (
+    RECORD,
+    TABLES,
+    check_tables,
+    model_name,
+    model_path,
+    read_audit,
+)
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import random_texts
 from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
-from synthesizer.audit.weights import check_weights, run_of, sha256
+from synthesizer.audit.weights import check_weights, hash_readers, run_of
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_folder
 from synthesizer.experiment.run import remove_leftovers
+from synthesizer.manifest import MANIFEST, manifest_text
 from synthesizer.models.converted import (
     check_convertible,
     converted_config,
@@ -154,6 +162,7 @@ def convert(asked: Asked, say: Say) -> int:
         reader.save(folder)
         card = model_card(record, count, asked, tuned)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / MANIFEST).write_text(manifest_text(folder, {}), encoding="utf-8")
 
     remove_leftovers(asked.out.resolve().parent, f"{asked.out.resolve().name}.")
     write_folder(asked.out, fill, lambda: _clear(asked.out))
@@ -184,17 +193,15 @@ def _clear(out: Path) -> None:
 
 def _check_same(asked: Asked, record: dict[str, Any], name: str, say: Say) -> None:
     """Refuse weights and tables that are not those of the audit."""
-    tables = asked.audit / TABLES
-    known = record.get("tables_sha256")
-    if known and tables.is_file() and sha256(tables) != known:
-        raise UserError(
-            f"{tables} is damaged (its sha256 is not the one in {RECORD}); restore it from a copy, "
-            "or run synthesizer audit again"
-        )
+    check_tables(asked.audit, record)
     if record.get("weights"):
         check_weights(name, record["weights"], asked.audit)
     else:
         say(f"{asked.audit / RECORD} names no sha256 of the weights: they cannot be compared")
+    now = hash_readers(name)
+    for file, before in record.get("readers", {}).items():
+        if now.get(file) != before:
+            say(f"{file} of {name} was changed since the audit: the new model gets it as it is now")
 
 
 @torch.no_grad()

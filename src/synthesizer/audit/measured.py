@@ -83,7 +83,11 @@ def fingerprint(tensors: Iterable[Tensor]) -> int:
 
 
 def _line(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "found": found}
+    return {"name": name, "found": found, "checksum": _checksum(name, found)}
+
+
+def _checksum(name: str, found: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps([name, found]).encode())
 
 
 def _damaged(path: Path | None, why: str) -> UserError:
@@ -96,6 +100,9 @@ def _read(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
         whole, _, _ = read_regular(path).rpartition("\n")
         lines = [json.loads(line) for line in whole.split("\n") if line]
         known = {line["name"]: line["found"] for line in lines[1:]}
+        for line in lines[1:]:  # an older version wrote none
+            if line.get("checksum", 0) not in (0, _checksum(line["name"], line["found"])):
+                raise ValueError(f"the checksum of {line['name']} is another")
         before = lines[0]["facts"] if lines else facts
         other = [name for name in facts if before.get(name) != facts[name]]
     except UserError:

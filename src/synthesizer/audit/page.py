@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from synthesizer.audit.cost import unit
-from synthesizer.audit.record import PAGE, RECORD, TABLES, model_name, read_audit
+from synthesizer.audit.record import PAGE, RECORD, TABLES, check_tables, model_name, read_audit
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import make_folder, write_text
 from synthesizer.report.blocks import Block, Figures, Plot, Section, Table, Text
@@ -59,6 +59,7 @@ def audit_page(record: Record, tables: Path) -> str:
 def draw_again(folder: Path, out: Path | None) -> Path:
     """Draw the page of a finished audit from its record."""
     record = read_audit(folder)
+    check_tables(folder, record)
     try:
         html = audit_page(record, folder / TABLES)
     except FileNotFoundError:

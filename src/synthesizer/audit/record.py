@@ -1,5 +1,6 @@
 """What an audit leaves in its folder."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from synthesizer.audit.cost import Point
 from synthesizer.audit.hook import Layer
 from synthesizer.errors import UserError
+from synthesizer.manifest import sha256
 from synthesizer.untrusted import read_regular
 
 RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"
@@ -32,7 +34,14 @@ class _Record(BaseModel):
     reads: Literal["texts", "images", "sounds"] = "texts"
     path: str = ""  # absolute, where the model is on this disk
     weights: dict[str, str] = {}  # sha256 of each file; records of older versions have none
+    readers: dict[str, str] = {}  # sha256 of each file beside the weights that is read
     tables_sha256: str = ""
+
+
+def checksum(record: dict[str, Any]) -> str:
+    """Of all that was measured; where the model is may be edited."""
+    own = {key: value for key, value in record.items() if key not in ("model", "path", "checksum")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def read_audit(path: Path) -> dict[str, Any]:
@@ -46,6 +55,8 @@ def read_audit(path: Path) -> dict[str, Any]:
         ):
             raise ValueError("order names a head that no layer has")
         record: dict[str, Any] = json.loads(text)
+        if record.get("checksum", "") not in ("", checksum(record)):
+            raise ValueError("it was damaged: its checksum is another")
     except PermissionError:
         raise
     except OSError:
@@ -62,6 +73,16 @@ def read_audit(path: Path) -> dict[str, Any]:
             f"{path / RECORD} is not the record of an audit ({why}); run synthesizer audit again"
         ) from None
     return record
+
+
+def check_tables(path: Path, record: dict[str, Any]) -> None:
+    """Refuse tables that are not as the audit wrote them; older versions knew no sha256."""
+    tables, known = path / TABLES, record.get("tables_sha256")
+    if known and tables.is_file() and sha256(tables) != known:
+        raise UserError(
+            f"{tables} is damaged (its sha256 is not the one in {RECORD}); restore it from a copy, "
+            "or run synthesizer audit again"
+        )
 
 
 def model_path(record: dict[str, Any]) -> str:

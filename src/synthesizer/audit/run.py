@@ -36,7 +36,7 @@ from synthesizer.audit.load import IMAGES, TEXTS, attend_fast
 from synthesizer.audit.measured import Measured, Say, fingerprint
 from synthesizer.audit.media import thumbnail
 from synthesizer.audit.page import audit_page
-from synthesizer.audit.record import PAGE, RECORD, TABLES
+from synthesizer.audit.record import PAGE, RECORD, TABLES, checksum
 from synthesizer.audit.size import measure_speed, num_timed, random_texts, size_with
 from synthesizer.audit.subject import (
     Asked,
@@ -47,11 +47,12 @@ from synthesizer.audit.subject import (
     read_subject,
     timed_lengths,
 )
-from synthesizer.audit.weights import run_of, sha256
+from synthesizer.audit.weights import hash_readers, run_of
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_atomically
 from synthesizer.experiment.lock import locked
 from synthesizer.experiment.run import make_folder, provenance, remove_leftovers, write_text
+from synthesizer.manifest import sha256
 
 SHOWN = 5  # examples whose outputs moved farthest
 
@@ -113,6 +114,7 @@ def _auditor(
         "checksum of texts": str(fingerprint(tensors)),
         "checksum of averages": str(fingerprint(parameters)),
         "sha256 of weights": " ".join(subject.weights.values()),
+        "sha256 of config and tokenizer": " ".join(hash_readers(asked.model).values()),
     }
     auditor.measured = Measured(asked.out, facts)
     if auditor.measured.num_known:
@@ -224,6 +226,7 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         "model": asked.model,
         "path": str(Path(asked.model).resolve()) if Path(asked.model).exists() else "",
         "weights": subject.weights,
+        "readers": hash_readers(asked.model),
         "run": name,
         "architecture": type(hook.model).__name__,
         "model_type": config.model_type,
@@ -273,6 +276,7 @@ def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str
     }
     write_atomically(out / TABLES, lambda path: _fill(path, save(tensors)))
     record["tables_sha256"] = sha256(out / TABLES)
+    record["checksum"] = checksum(json.loads(json.dumps(record)))
     text = json.dumps(record, indent=1)
     write_text(out / PAGE, audit_page(json.loads(text), out / TABLES))
     write_text(out / RECORD, text)  # last: with it, the audit is finished

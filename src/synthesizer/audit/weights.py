@@ -1,7 +1,6 @@
 """Where a model's weights are, what they hold, and whether they are those that were audited."""
 
 import copy
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -14,9 +13,13 @@ from transformers.utils import cached_file
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
+from synthesizer.manifest import sha256
 from synthesizer.untrusted import check_regular_file, read_regular
 
 WEIGHTS = "model.safetensors"
+_READERS = (
+    "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.model",
+)  # fmt: skip
 _SLACK = 2**26  # numbers that a model may have beside its weights: masks, tables of positions
 
 
@@ -55,10 +58,11 @@ def hash_weights(name: str) -> dict[str, str]:
     return {path.name: sha256(path) for path in files if path.exists()}
 
 
-def sha256(path: Path) -> str:
-    """Of a file of any size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def hash_readers(name: str) -> dict[str, str]:
+    """The sha256 of each file beside a folder's weights that says how a model is built or reads."""
+    where, options = locate(name)
+    found = [path for pattern in _READERS for path in sorted(Path(where).glob(pattern))]
+    return {} if options else {path.name: sha256(path) for path in found if path.is_file()}
 
 
 def check_weights(name: str, known: Mapping[str, str], audit: Path) -> None:

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import FORBIDDEN, cannot_write, what_to_do, write_atomically
 from synthesizer.experiment.lock import locked
-from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
 from synthesizer.experiment.recipe import Recipe, differences, dump, parse_recipe
 from synthesizer.experiment.records import Logged, Result
+from synthesizer.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
 from synthesizer.untrusted import (
     WINDOWS,
     check_expansion,

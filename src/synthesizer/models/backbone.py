@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
@@ -27,6 +26,7 @@ from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.decoding import decode_token
+from synthesizer.models.kept import Kept
 from synthesizer.models.layers import (
     HOOK,
     Context,
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
     states: bool
 
 
-class SynthesizerPreTrainedModel(PreTrainedModel):
+class SynthesizerPreTrainedModel(Kept):
     """What all Synthesizer models share: their config, how they start, how they grow."""
 
     config_class = SynthesizerConfig

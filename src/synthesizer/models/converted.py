@@ -31,6 +31,7 @@ from synthesizer.attention.replace import REPLACERS
 from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
 from synthesizer.models.interface import NAME
+from synthesizer.models.kept import Kept
 from synthesizer.models.replace import put_logits, replace_in_pretrained
 from synthesizer.models.tables import KINDS, HeadTables
 from synthesizer.untrusted import listed
@@ -61,7 +62,7 @@ class ConvertedConfig(PreTrainedConfig):
         return converted_config(CONFIG_MAPPING[original]).from_dict(config_dict, **kwargs)
 
 
-class Converted(PreTrainedModel):
+class Converted(Kept):
     """What is added to an architecture's own class."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401

@@ -20,11 +20,11 @@ from zipfile import BadZipFile
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.manifest import MANIFEST, WEIGHTS, find_damage
 from synthesizer.experiment.packed import SUFFIX, opened
 from synthesizer.experiment.recipe import contradicted, leaves
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, parse_result, read_arrays
+from synthesizer.manifest import MANIFEST, WEIGHTS, find_damage
 from synthesizer.spec import TABLE_2, normalize_spec
 from synthesizer.study.stats import Looks
 from synthesizer.untrusted import read_regular

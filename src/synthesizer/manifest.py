@@ -45,7 +45,7 @@ def manifest_text(folder: Path, more: dict[str, str]) -> str:
     files: dict[str, dict[str, Any]] = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
-            "sha256": _sha256(path, sync=True),
+            "sha256": sha256(path, sync=True),
         }
         for path in kept
     }
@@ -95,7 +95,7 @@ def find_damage(
             return f"{name} is damaged ({found.st_size:,} bytes, {entry['bytes']:,} when written)"
         if hashes and (found.st_size <= SMALL or name.startswith(large or "\0")):
             try:
-                same = _sha256(folder / name) == entry["sha256"]
+                same = sha256(folder / name) == entry["sha256"]
             except PermissionError:
                 return f"{name} {FORBIDDEN}"
             except OSError as error:
@@ -120,7 +120,8 @@ def _own_hash(files: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def _sha256(path: Path, *, sync: bool = False) -> str:
+def sha256(path: Path, *, sync: bool = False) -> str:
+    """Of a file of any size."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
