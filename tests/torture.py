@@ -1,13 +1,15 @@
 """Trials that are too long for the tests: `python tests/torture.py [damage] [kill] [fuzz]`.
 
-damage   every file of a run directory truncated, emptied, flipped, replaced, deleted or made a
-         directory; then train, evaluate, generate and report
-kill     trainings killed at random moments again and again, compared with one left alone
+damage   every file of a run, a study, an audit, a converted model and their data truncated,
+         emptied, flipped, replaced, edited, deleted or made a directory; then the commands on it
+kill     trainings, comparisons, audits and conversions killed at random moments again and again,
+         compared with one left alone
 fuzz     trainings of recipes with absurd values
 
-One process imports everything once and forks: each fork is a command of its own. `--seconds` bounds
-each trial, `--seed` chooses what is drawn. A trial fails on a traceback, on a result that is wrong
-without a word about it, and on a command that does not end. Linux.
+subjects.py has the table of what is damaged and killed. `--seconds` bounds each trial, making the
+subjects included, `--seed` chooses what is drawn, `--only` names subjects. A trial fails on a
+traceback, on a result that is wrong without a word about it, and on a command that does not end.
+Linux.
 """
 
 import argparse
@@ -15,73 +17,36 @@ import faulthandler
 import json
 import os
 import random
-import resource
+import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import chdir
+from itertools import zip_longest
 from pathlib import Path
 
-from synthesizer.cli import main
+import pyarrow.parquet
+
+import synthesizer.audit.run
+import synthesizer.report.write
+import synthesizer.study.compare
+import synthesizer.training.decode_speed
+import synthesizer.training.evaluate
+import synthesizer.training.generate
+from subjects import KILLED, SUBJECTS, TRAIN, Command
 from synthesizer.experiment.console import silence_libraries
-from synthesizer.experiment.recipe import dump
-from synthesizer.experiment.run import Run
-from synthesizer.training.loop import fit
+from synthesizer.experiment.recipe import dump, leaves
+from synthesizer.experiment.run import provenance
 from tiny import language_model
 
-ENOUGH = 120  # seconds for one command
-KILLED = ("model.dropout=0.2", "train.steps=60", "train.checkpoint_every=7", "train.log_every=5",
-          "evaluate.every=20", "train.average=3")  # fmt: skip
+SAID = ("damaged", "unreadable", "be read", "missing", "failed", "not a regular file", "disagree",
+        "resuming", "changed", "are not those")  # fmt: skip
+LEFT = (".*.partial", ".tmp*")  # temporary files
 
 
-class Command:
-    """A command line in a process of its own; its output is a file."""
-
-    def __init__(self, arguments, home, *, memory=None):
-        self.output = home / "output"
-        self.id = os.fork()
-        if self.id:
-            return
-        try:
-            os.chdir(home)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            if "generate" in arguments:
-                read, write = os.pipe()
-                os.write(write, b"the old cat\n")
-                os.close(write)
-                os.dup2(read, 0)
-            out = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            if memory:
-                resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            code = main([*arguments])
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    def wait(self, seconds=ENOUGH):
-        """Exit code (None where it had to be stopped) and output."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            child, status = os.waitpid(self.id, os.WNOHANG)
-            if child:
-                text = self.output.read_text(errors="replace") if self.output.exists() else ""
-                return os.waitstatus_to_exitcode(status), text
-            time.sleep(0.005)
-        os.kill(self.id, signal.SIGKILL)
-        os.waitpid(self.id, 0)
-        return None, "did not end"
-
-
-def damages(path, random):
+def damages(path, draw):
     """Each damage of a file: its name, and what does it."""
     content = path.read_bytes()
 
@@ -95,142 +60,172 @@ def damages(path, random):
     yield "emptied", write(b"")
     yield "cut in half", write(content[: len(content) // 2])
     yield "last byte cut", write(content[:-1])
-    for number in range(4):
-        place = random.randrange(max(1, len(content)))
+    for number in range(6):
         flipped = bytearray(content or b"x")
-        flipped[place % len(flipped)] ^= 1 << random.randrange(8)
+        flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
         yield f"bit flipped ({number + 1})", write(bytes(flipped))
     for text in (b"{}", b"[]", b"null", b'{"files": 1, "step": "x"}', b"\xff\xfe\x00", b"a = 1\n"):
         yield f"replaced by {text!r}", write(text)
     yield "zeros", write(b"\0" * len(content))
     yield "deleted", path.unlink
     yield "made a directory", directory
+    if path.suffix == ".parquet":
+        for name, rows in _edits_of_rows(pyarrow.parquet.read_table(path).to_pylist()):
+            table = pyarrow.Table.from_pylist(rows)
+            yield name, lambda table=table: pyarrow.parquet.write_table(table, path)
+    if path.suffix in (".txt", ".csv", ".jsonl"):
+        for name, lines in _edits_of_rows(content.splitlines(keepends=True)):
+            yield name, write(b"".join(lines))
+    if path.suffix == ".json":
+        for number in range(6):
+            text = json.dumps(_edited(json.loads(content), draw), indent=2)
+            yield f"value edited ({number + 1})", write(text.encode())
 
 
-def judge(verb, name, code, output, expected):
-    """traceback, refused, told, unchanged or SILENT."""
+def _edits_of_rows(rows):
+    if len(rows) > 2:
+        yield "a row less", rows[:-1]
+        yield "a row twice", [*rows, rows[-1]]
+        yield "two rows swapped", [*rows[:-2], rows[-1], rows[-2]]
+
+
+def _edited(value, draw):
+    """The value with one value below it gone, or another."""
+    if not isinstance(value, dict | list) or not value:
+        return draw.choice((None, "x", -1, 1.5, 10**30, True, [], {}, ["x"], {"x": 1}))
+    key = draw.choice([*value] if isinstance(value, dict) else range(len(value)))
+    if draw.random() < 0.2:
+        del value[key]
+    else:
+        value[key] = _edited(value[key], draw)
+    return value
+
+
+def judge(code, output, expected=None, result=None):
+    """TRACEBACK, HANGS, refused, told, unchanged or SILENT; expected is an output and a result."""
     if code is None:
         return "HANGS"
-    if "Traceback (most recent" in output or code not in (0, 2):
+    logs = "".join(path.read_text(errors="replace") for path in Path().glob("study/worker*.log"))
+    if "Traceback (most recent" in output + logs or code not in (0, 2):
         return "TRACEBACK"
-    lines = [line for line in output.splitlines() if line.strip()]
     if code == 2:
-        return "refused" if len(lines) >= 1 and "synthesizer: error:" in lines[-1] else "TRACEBACK"
-    if output == expected:
+        return "refused" if "synthesizer: error:" in output.strip().split("\n")[-1] else "TRACEBACK"
+    if expected is None or result(output) == expected[1]:
         return "unchanged"
-    said = ("damaged", "unreadable", "missing", "not a regular file", "disagree", "resuming")
-    return "told" if any(word in output for word in said) else "SILENT"
+    told = any(output.lower().count(word) > expected[0].lower().count(word) for word in SAID)
+    return "told" if told else "SILENT"
 
 
-def damage_trial(home, seconds, rng, say):
-    """Every damage of every file, in runs that are finished, of an older version, and half-way."""
-    recipe = language_model(home, "train.keep=3")
-    (home / "recipe.toml").write_text(dump(recipe))
-    fit(recipe, Run(home / "finished"))
-    shutil.copytree(home / "finished", home / "old")
-    (home / "old" / "manifest.json").unlink()
-    _half_way(home)
-    counts: dict[str, Counter] = {}
-    cases = []
-    for kind in ("finished", "half-way", "old"):
-        files = [path.relative_to(home / kind) for path in (home / kind).rglob("*")]
-        files = [p for p in files if (home / kind / p).is_file() and not p.name.startswith(".")]
-        expected = {verb: _perform(verb, home, home / kind)[1] for verb in VERBS}
-        for file in sorted(files):
-            for number, (name, _) in enumerate(damages(home / kind / file, random.Random(0))):
-                cases += [(kind, file, number, name, verb, expected[verb]) for verb in VERBS]
-    rng.shuffle(cases)
-    begin, done, bad = time.monotonic(), 0, []
-    for kind, file, number, name, verb, expected in cases:
-        if time.monotonic() - begin > seconds:
+def damage_trial(home, end, rng, say, names):
+    """Every damage of every file of every subject, in turn, as long as there is time."""
+    cases, expected, counts, bad = {}, {}, {name: Counter() for name in names or SUBJECTS}, []
+    for name in counts:
+        cases[name] = _cases(name, home, rng)
+        for word, verb in SUBJECTS[name].verbs.items():
+            code, output = _perform(home / name, home / "case", verb)
+            with chdir(home / "case"):
+                expected[name, word] = output, verb.result(output)
+            say(f"{word} of the {name}, nothing damaged: exit code {code}")
+    turns = zip_longest(*cases.values())
+    for name, file, what, word in filter(None, (case for turn in turns for case in turn)):
+        if time.monotonic() > end:
             break
-        case = home / "case"
-        shutil.rmtree(case, ignore_errors=True)
-        shutil.copytree(home / kind, case)
-        [change for _, change in damages(case / file, random.Random(0))][number]()
-        code, output = _perform(verb, home, case)
-        verdict = judge(verb, str(file), code, output, expected)
-        counts.setdefault(kind, Counter())[verdict] += 1
-        done += 1
-        # Without a hash nobody can know: older versions wrote none, and half-way none is written.
-        unseen = verdict == "SILENT" and (kind != "finished")
-        told = f"{verdict}: {verb} with {kind}/{file} {name} (exit code {code})"
-        if verdict.isupper() and not unseen:
-            bad.append(told)
-            say(told + "\n" + output[-1500:])
-        elif unseen:
+        subject, seed = SUBJECTS[name], rng.random()
+        verb = subject.verbs[word]
+        code, output = _perform(home / name, home / "case", verb, (file, what, seed))
+        with chdir(home / "case"):
+            verdict = judge(code, output, expected[name, word], verb.result)
+        told = f"{verdict}: {word} of the {name} with {file} {what} (exit code {code})"
+        unseen = verdict == "SILENT" and str(file).startswith(subject.unhashed)
+        counts[name]["unseen" if unseen else verdict] += 1
+        if unseen:
             say(f"{told}; no hash was written")
-    say(f"damage: {done} of {len(cases)} cases; " + "; ".join(
-        f"{kind}: " + ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        for kind, found in counts.items()))  # fmt: skip
+        elif verdict.isupper():
+            bad.append(told)
+            say(f"{told}\n{output[-1500:]}")
+    for name, found in counts.items():
+        say(f"damage: {name}: {found.total()} of {len(cases[name])} cases: {_listed(found)}")
     return bad
 
 
-VERBS = ("train", "evaluate", "generate", "report")
+def _cases(name, home, rng):
+    """Make a subject; all its files with all damages and all commands, in random order."""
+    subject = SUBJECTS[name]
+    _make(subject.make, home / name, home / "case")
+    with chdir(home / name):
+        files = sorted({path for pattern in subject.files for path in Path().glob(pattern)})
+        files = [path for path in files if path.is_file() and path.name[0] != "."]
+        cases = [(name, file, what, word) for file in files
+                 for what, _ in damages(file, rng) for word in subject.verbs]  # fmt: skip
+    return rng.sample(cases, len(cases))
 
 
-def _half_way(home):
-    """A run that was stopped at step 8 of 12."""
-    command = Command(["train", str(home / "recipe.toml"), "--out", "half-way", "--plain"], home)
-    while not (home / "half-way/checkpoints/step-8.safetensors").exists():
-        time.sleep(0.001)
-    os.kill(command.id, signal.SIGKILL)
-    command.wait()
-    for path in (home / "half-way/checkpoints").glob("step-12*"):
-        path.unlink()
-    assert not Run(home / "half-way").is_finished
+def _make(make, whole, case):
+    """Make a subject where its copies will be, for the sake of absolute paths, and keep it."""
+    shutil.rmtree(case, ignore_errors=True)
+    case.mkdir()
+    with chdir(case):
+        make()
+    case.rename(whole)
 
 
-def _perform(verb, home, run):
-    shutil.rmtree(home / "report", ignore_errors=True)
-    options = {
-        "train": ["train", str(home / "recipe.toml"), "--plain", "--out", str(run)],
-        "evaluate": ["evaluate", str(run)],
-        "generate": ["generate", str(run), "--max-new-tokens", "4"],
-        "report": ["report", str(run), "--out", str(home / "report")],
-    }
-    if verb == "train" and run.name != "case":  # a dry run must not change what is copied
-        copy = home / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(run, copy)
-        options["train"][-1] = str(copy)
-    code, output = Command(options[verb], home).wait()
-    output = _without_times(output.replace(options["train"][-1], "RUN").replace(str(run), "RUN"))
-    if verb == "report" and code == 0:
-        output += (home / "report" / "table.csv").read_text()
-    return code, output
+def _perform(whole, case, verb, damage=None):
+    """A command on a copy, once it is damaged."""
+    shutil.rmtree(case, ignore_errors=True)
+    shutil.copytree(whole, case)
+    if damage:
+        file, what, seed = damage
+        with chdir(case):
+            dict(damages(file, random.Random(seed)))[what]()
+    return Command(verb.what, case).wait()
 
 
-def _without_times(output):
-    return "\n".join(line for line in output.splitlines() if "tokens/s" not in line)
+def _listed(counts):
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
 
 
-def kill_trial(home, seconds, rng, say):
-    """A training killed again and again ends as one that was left alone."""
-    recipe = language_model(home, *KILLED)
-    (home / "recipe.toml").write_text(dump(recipe))
-    whole = Run(home / "whole")
-    fit(recipe, whole)
-    begin, kills, runs, bad = time.monotonic(), 0, 0, []
-    while kills < 100 and time.monotonic() - begin < seconds:
-        out, aim = home / "killed", rng.randint(5, 20)
-        shutil.rmtree(out, ignore_errors=True)
-        for _ in range(aim):
-            command = Command(["train", "recipe.toml", "--out", "killed", "--plain"], home)
-            time.sleep(rng.uniform(0.0, 0.6))
-            os.kill(command.id, signal.SIGKILL)
-            code, _ = command.wait()
-            kills += code == -signal.SIGKILL
-        code, output = Command(["train", "recipe.toml", "--out", "killed", "--plain"], home).wait()
-        runs += 1
-        same = [(whole.path / name).read_bytes() == (out / name).read_bytes() if code == 0 else None
-                for name in ("metrics.jsonl", "model/model.safetensors")]  # fmt: skip
-        left = [*out.rglob(".*.partial"), *out.rglob(".tmp*")]
-        if code != 0 or not all(same) or left:
-            bad.append(f"kill: exit code {code}, equal {same}, left behind {left}")
-            say(bad[-1] + "\n" + output[-1500:])
-    say(f"kill: {kills} kills over {runs} trainings, {len(bad)} not as if left alone")
+def kill_trial(home, end, rng, say, names):
+    """A command killed again and again ends as one that was left alone."""
+    names, bad = names or [*KILLED], []
+    shares = {name: 3 if name == "compare" else 1 for name in names}  # its workers start slowly
+    for name in names:
+        now = time.monotonic()
+        until = now + (end - now) * shares[name] / sum(shares.values())
+        del shares[name]
+        make, verb, times = KILLED[name]
+        _make(make, home / name, home / "case")
+        kills, rounds, found = 0, 0, len(bad)
+        alone, took = _alone(home / name, home / "case", verb)
+        while time.monotonic() < until:
+            shutil.rmtree(home / "case")
+            shutil.copytree(home / name, home / "case")
+            number = rng.randint(*times)
+            for _ in range(number):
+                command = Command(verb.what, home / "case")
+                time.sleep(rng.uniform(0.0, took * min(1, 3 / number)))
+                command.kill(workers=rng.random() < 0.5)
+                kills += command.wait()[0] == -signal.SIGKILL
+            code, output = Command(verb.what, home / "case").wait()
+            rounds += 1
+            with chdir(home / "case"):
+                verdict, (ended, _) = judge(code, output), verb.result("")
+                left = [str(path) for name in LEFT for path in Path().rglob(name)]
+            other = [file for file in {*ended, *alone} if ended.get(file) != alone.get(file)]
+            if verdict.isupper() or other or left:  # refused: nothing is left to do
+                bad.append(f"kill: {name}: exit code {code}, not equal {other}, left behind {left}")
+                say(f"{bad[-1]}\n{output[-1500:]}")
+        say(f"kill: {name}: {kills} kills over {rounds}, {len(bad) - found} not as if left alone")
     return bad
+
+
+def _alone(whole, case, verb):
+    """What a command leaves that nobody kills, and the seconds it takes; the first fills caches."""
+    for _ in range(2):
+        begin = time.monotonic()
+        code, output = _perform(whole, case, verb)
+        assert code == 0, output
+    with chdir(case):
+        return verb.result("")[0], time.monotonic() - begin
 
 
 NUMBERS = ("0", "-1", "1", "2", "7", "1e300", "1e-300", "nan", "inf", "1.5", "2147483648",
@@ -241,33 +236,27 @@ TEXTS = ('"/"', '"/dev/zero"', '"/proc/self/mem"', '""', '"."', '"\\u0000"', "1"
 LONG = ("train.steps=100000",)  # nothing absurd, and not to be waited for
 
 
-def fuzz_trial(home, seconds, rng, say):
+def fuzz_trial(home, end, rng, say, names):
     """Trainings of a recipe one or two of whose keys are absurd end, with one line or a result."""
-    from synthesizer.experiment.recipe import leaves
-
-    recipe = language_model(home)
-    (home / "recipe.toml").write_text(dump(recipe))
+    with chdir(home):
+        recipe = language_model(Path())
+        Path("recipe.toml").write_text(dump(recipe))
     keys = [(key, value) for key, value in leaves(recipe.model_dump()) if key != "imports"]
-    begin, counts, bad = time.monotonic(), Counter(), []
-    while time.monotonic() - begin < seconds:
+    counts, bad = Counter(), []
+    while time.monotonic() < end:
         changes = []
         for key, value in rng.sample(keys, rng.choice((1, 1, 2))):
             kind = NUMBERS if isinstance(value, int | float) else TEXTS
             change = f"{key}={rng.choice(kind)}"
             changes += ["--set", change] if change not in LONG else []
-        out = home / "fuzzed"
-        shutil.rmtree(out, ignore_errors=True)
-        arguments = ["train", "recipe.toml", "--out", "fuzzed", "--plain", *changes]
-        code, output = Command(arguments, home, memory=2**35).wait(60)
-        verdict = judge("train", "", code, output, output)
+        shutil.rmtree(home / "run", ignore_errors=True)
+        code, output = Command(f"{TRAIN} {shlex.join(changes)}", home, memory=2**35).wait(60)
+        verdict = judge(code, output)
         counts[verdict] += 1
         if verdict.isupper():
             bad.append(f"{verdict}: {' '.join(changes)[:300]}")
-            say(bad[-1] + "\n" + output[-1500:])
-    say(
-        f"fuzz: {sum(counts.values())} trainings: "
-        + ", ".join(f"{n} {k}" for k, n in counts.items())
-    )
+            say(f"{bad[-1]}\n{output[-1500:]}")
+    say(f"fuzz: {counts.total()} trainings: {_listed(counts)}")
     return bad
 
 
@@ -282,13 +271,17 @@ def torture():
     parser.add_argument("trials", nargs="*", default=[*TRIALS], metavar="TRIAL")
     parser.add_argument("--seconds", type=float, default=380.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", metavar="SUBJECT")
     asked = parser.parse_args()
+    provenance()
+    synthesizer.training.decode_speed.SECONDS = 0.0  # time one decoding, not the best of some
     failures = []
     for name in asked.trials:
+        end = time.monotonic() + asked.seconds
         with tempfile.TemporaryDirectory() as folder:
             os.environ["SYNTHESIZER_CACHE"] = f"{folder}/cache"
             rng = random.Random(asked.seed)
-            failures += TRIALS[name](Path(folder), asked.seconds, rng, _say)
+            failures += TRIALS[name](Path(folder), end, rng, _say, asked.only)
     _say(json.dumps(failures, indent=1))
     return 1 if failures else 0
 
