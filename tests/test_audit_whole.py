@@ -287,4 +287,5 @@ def test_a_damaged_file_of_a_converted_folder_is_named(own, tmp_path, capsys, na
     assert f"{name} is damaged" in capsys.readouterr().err
     model.save_pretrained(out)  # the user's own weights, which nobody vouches for
     tokenizer().save_pretrained(out)
-    assert AutoModelForMaskedLM.from_pretrained(out).num_parameters() == model.num_parameters()
+    again = type(model).from_pretrained(pretrained_model_name_or_path=out)
+    assert again.num_parameters() == model.num_parameters()

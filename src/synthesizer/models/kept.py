@@ -18,13 +18,15 @@ class Kept(PreTrainedModel):
     """A model whose folder is compared with its manifest.json, where it has one."""
 
     @classmethod
-    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any  # noqa: ANN401
+    ) -> Self:  # fmt: skip
         """As transformers does; files that are not as they were written are refused."""
-        folder = Path(str(name), kwargs.get("subfolder") or "")
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
         damage = find_damage(folder, ("",))
         if damage is not None:
             raise UserError(f"{folder}: {damage}; {_REMEDY}")
-        loaded: Self = super().from_pretrained(name, *args, **kwargs)
+        loaded: Self = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         return loaded
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
