@@ -81,6 +81,7 @@ def digests(study):
 
 
 @needs_ray
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, cluster):
     """One node is killed in mid-run, then the driver; the same command ends the study."""
@@ -108,6 +109,7 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_node_that_cannot_serve_is_refused_before_anything_starts(folder, cluster, monkeypatch):
     asked = Asked(
         str(folder / "tiny.toml"), ("dot",), jobs=f"ray:{cluster.address}", out=folder / "refused"

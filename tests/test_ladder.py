@@ -330,7 +330,7 @@ def test_a_row_that_is_not_at_every_rung_has_no_runs_there(missing, rung):
     column = head.index(missing.partition(",")[0])
     assert [row[column] for row in rows].count("\N{EN DASH}") == 1
     assert rows[rung][column] == "\N{EN DASH}"
-    assert ladder.html(found, plots=True)
+    assert page_of("", [Section("ladder", ladder.blocks(found, plots=True))])
 
 
 def test_without_a_loss_the_error_is_fitted():
