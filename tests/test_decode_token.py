@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from synthesizer.models import backbone, decoding
+from synthesizer.kernels import decoding
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.heads import MODELS
 from test_kernel import built, library, needs_compiler
@@ -39,12 +39,14 @@ def tokens_by_kernel(built, monkeypatch):
     """How many tokens the kernel took, and a way to say no to it."""
     found = {"count": 0, "refused": False}
 
+    decode = decoding.decode_token
+
     def told(*given):
-        states = None if found["refused"] else decoding.decode_token(*given)
+        states = None if found["refused"] else decode(*given)
         found["count"] += states is not None
         return states
 
-    monkeypatch.setattr(backbone, "decode_token", told)
+    monkeypatch.setattr(decoding, "decode_token", told)
     return found
 
 

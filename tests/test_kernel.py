@@ -1,17 +1,21 @@
 """The compiled kernel gives what the plain path gives, and what the blocks in torch give."""
 
 import platform
-import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from synthesizer.attention import fast, masks
-from synthesizer.attention.fast import kernel
+from synthesizer.attention import fast, hook, masks
 from synthesizer.attention.layer import Inputs, SyntheticAttention
 from synthesizer.errors import UserError
+from synthesizer.kernels import attend
+from synthesizer.kernels import cpu as kernel
+from synthesizer.kernels.hooked import Compiled
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
+from tiny import environment
 from variants import TABLES, redrawn, tokens
 
 H, D = 3, 12
@@ -39,17 +43,16 @@ def built(library, monkeypatch):
     calls, threads = [], torch.get_num_threads()
     monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setattr(kernel, "built_path", lambda home: library)
-    monkeypatch.setattr(fast.operator, "CACHED", 400)
-    monkeypatch.setattr(fast.operator, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
-    monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 5)
-    run = fast.operator.run_kernel
+    monkeypatch.setattr(attend, "CACHED", 400)
+    monkeypatch.setattr(attend, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
+    monkeypatch.setattr(attend, "FEWEST_ROWS", 5)
+    run = attend.run
 
     def told(*args, grads=None, **given):
         calls.append("attend" if grads is None else "attend_back")
         run(*args, grads=grads, **given)
 
-    for file in (fast.operator, fast.table):
-        monkeypatch.setattr(file, "run_kernel", told)
+    monkeypatch.setattr(attend, "run", told)
     torch.set_num_threads(1)
     kernel.loaded.cache_clear()
     yield calls
@@ -90,7 +93,7 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
         assert set(built) == {"attend", "attend_back"}
         assert_close(found, results(layer, x, "plain", attention_mask=mask))
         with monkeypatch.context() as patch:
-            patch.setattr(fast.terms, "loaded", lambda home: None)
+            patch.setattr(Compiled, "is_built", lambda self: False)
             assert_close(found, results(layer, x, "fast", attention_mask=mask))
 
 
@@ -114,8 +117,8 @@ def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
 def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, monkeypatch):
     torch.set_num_threads(threads)
     for cached, window, kind in ((400, 4, "none"), (400, 9, "holes"), (2**17, 4, "right")):
-        monkeypatch.setattr(fast.operator, "CACHED", cached)
-        monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 5 if cached == 400 else 64)
+        monkeypatch.setattr(attend, "CACHED", cached)
+        monkeypatch.setattr(attend, "FEWEST_ROWS", 5 if cached == 400 else 64)
         layer, x = attention(spec, 23, causal=causal), tokens(3, 23, D).float()
         layer.window, mask = window, mask_of(kind, 3, 23)
         built.clear()
@@ -131,8 +134,8 @@ def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [16, 20])  # of a head: whole vectors, and not
 def test_small_products_follow_what_rows_see(spec, causal, width, built, monkeypatch):
-    monkeypatch.setattr(fast.operator, "CACHED", 2**17)
-    monkeypatch.setattr(fast.operator, "FEWEST_ROWS", 64)
+    monkeypatch.setattr(attend, "CACHED", 2**17)
+    monkeypatch.setattr(attend, "FEWEST_ROWS", 64)
     for length, kind, window in ((37, "none", None), (16, "holes", None), (37, "left", 5)):
         layer = SyntheticAttention(2 * width, 2, length, spec, causal=causal, window=window)
         layer, mask = redrawn(layer).float(), mask_of(kind, 3, length)
@@ -153,8 +156,8 @@ def test_narrower_registers_give_the_same(without, built, tmp_path, monkeypatch)
     kernel.build()
     for spec in ("dense+dot", "random+dot", "factorized_dense", "relative"):
         for cached, fewest in ((400, 5), (2**17, 64)):  # several blocks, and one small product
-            monkeypatch.setattr(fast.operator, "CACHED", cached)
-            monkeypatch.setattr(fast.operator, "FEWEST_ROWS", fewest)
+            monkeypatch.setattr(attend, "CACHED", cached)
+            monkeypatch.setattr(attend, "FEWEST_ROWS", fewest)
             layer, x = attention(spec, 23, causal=True), tokens(3, 23, D).float()
             mask = mask_of("holes", 3, 23)
             built.clear()
@@ -211,19 +214,20 @@ def test_the_kernel_lets_no_nan_pass_for_a_number(built):
 
 @needs_compiler
 def test_the_kernel_is_used_for_float32_alone(built):
-    assert fast.terms.uses_kernel(torch.zeros(1), 2)
-    assert not fast.terms.uses_kernel(torch.zeros(1, dtype=torch.float64), 2)
-    assert not fast.terms.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
+    assert hook.uses_kernel(torch.zeros(1), 2)
+    assert not hook.uses_kernel(torch.zeros(1, dtype=torch.float64), 2)
+    assert not hook.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
     torch.set_num_threads(2)
-    assert fast.terms.uses_kernel(torch.zeros(1), 2)
+    assert hook.uses_kernel(torch.zeros(1), 2)
 
 
 @needs_compiler
-def test_the_command_compiles_it_and_says_where(capsys, tmp_path, monkeypatch):
+def test_the_command_compiles_it_and_says_where(tmp_path, monkeypatch):
     monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
-    runpy.run_module("synthesizer.attention.fast", run_name="__main__")
-    path = Path(capsys.readouterr().out.strip())
+    words = [sys.executable, "-P", "-m", "synthesizer.kernels.cpu"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    path = Path(done.stdout.strip())
     assert path.parent == tmp_path / "cache"
     assert path.exists()
     assert kernel.loaded(str(tmp_path / "cache")) is not None
@@ -247,7 +251,7 @@ def test_the_first_process_has_it_compiled_for_the_next_and_says_so(unbuilt, tmp
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
     for _ in range(2):
         layer(x).sum().backward()
-    assert [words[1:] for words in unbuilt] == [["-P", "-m", "synthesizer.fast"]]
+    assert [words[1:] for words in unbuilt] == [["-P", "-m", "synthesizer.kernels.cpu"]]
     path = tmp_path / "kernel.so"
     told = f"a faster kernel {path} is compiled in the background, for the next process"
     assert caplog.messages == [f"{told}; SYNTHESIZER_KERNEL=0 says no"]
@@ -395,7 +399,7 @@ def test_two_bilinear_terms_reach_the_kernel_as_they_lie(frozen, built, monkeypa
     expected = {name: value for name, value in expected.items() if value is not None}
     monkeypatch.setattr(fast.terms, "_joined", None)
     for rows in (5, 64):  # by the BLAS, and by hand
-        monkeypatch.setattr(fast.operator, "FEWEST_ROWS", rows)
+        monkeypatch.setattr(attend, "FEWEST_ROWS", rows)
         assert_close(results(layer, x, "fast"), expected)
     assert built == ["attend", "attend_back"] * 2
 

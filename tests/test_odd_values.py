@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention import fast
 from synthesizer.attention.layer import CrossAttention, SyntheticAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
+from synthesizer.kernels.hooked import Compiled
 from test_fast import mask_of, results
 from test_kernel import built, library, needs_compiler
 from variants import EVERY, redrawn, tokens
@@ -141,7 +141,7 @@ def assert_near_to_float64(layer, x):
 @pytest.mark.parametrize("kernel", [False, True])
 def test_large_logits_are_as_near_to_float64_as_float32_is(spec, kernel, built, monkeypatch):
     if not kernel:
-        monkeypatch.setattr(fast.terms, "loaded", lambda home: None)
+        monkeypatch.setattr(Compiled, "is_built", lambda self: False)
     for length in (T, 23):
         layer = layer_of(spec, True, length=length)
         assert_near_to_float64(layer, 10 * tokens(B, length, D))

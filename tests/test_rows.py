@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from synthesizer.attention import fast, rows
+from synthesizer.attention import hook
 from synthesizer.attention.synthesis import project_heads
 from test_kernel import built, library, needs_compiler
 
@@ -15,7 +15,7 @@ __all__ = ["built", "library"]  # fixtures
 @pytest.fixture
 def any_size(built, monkeypatch):
     """The kernel, for small weights as well."""
-    monkeypatch.setattr(rows, "LARGE", 0)
+    monkeypatch.setattr(hook, "LARGE", 0)
 
 
 @needs_compiler
@@ -26,11 +26,11 @@ def test_the_kernel_gives_what_torch_gives(count, threads, any_size):
     for inputs, outputs, bias in ((16, 8, True), (37, 21, True), (512, 33, False), (5, 1, True)):
         layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(count, 1, inputs)
         with torch.no_grad():
-            assert rows.few_rows(x, layer.weight, layer.bias) is not None
-            torch.testing.assert_close(fast.linear(layer, x), layer(x), rtol=1e-5, atol=1e-5)
+            assert hook.few_rows(x, layer.weight, layer.bias) is not None
+            torch.testing.assert_close(hook.linear(layer, x), layer(x), rtol=1e-5, atol=1e-5)
     weight, x = torch.randn(3, 37, 32), torch.randn(count, 1, 37)
     with torch.no_grad():
-        found = rows.few_rows(x, weight)
+        found = hook.few_rows(x, weight)
         assert found is not None
         expected = torch.einsum("btd,hdk->bthk", x, weight).flatten(2)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -41,14 +41,14 @@ def test_the_kernel_gives_what_torch_gives(count, threads, any_size):
 @needs_compiler
 def test_torch_does_what_the_kernel_cannot(any_size):
     layer, x = nn.Linear(16, 8), torch.randn(1, 1, 16)
-    assert fast.linear(layer, x).requires_grad
+    assert hook.linear(layer, x).requires_grad
     with torch.no_grad():
-        assert rows.few_rows(x.double(), layer.weight) is None
-        assert rows.few_rows(x, layer.weight.t()[:8]) is None
-        assert rows.few_rows(torch.randn(9, 1, 16), layer.weight) is None
-        assert rows.few_rows(x, torch.randn(2, 16, 5)) is None  # no whole vectors
+        assert hook.few_rows(x.double(), layer.weight) is None
+        assert hook.few_rows(x, layer.weight.t()[:8]) is None
+        assert hook.few_rows(torch.randn(9, 1, 16), layer.weight) is None
+        assert hook.few_rows(x, torch.randn(2, 16, 5)) is None  # no whole vectors
         with torch.autocast("cpu", torch.bfloat16):
-            assert fast.linear(layer, x).dtype == torch.bfloat16
+            assert hook.linear(layer, x).dtype == torch.bfloat16
 
 
 @needs_compiler
@@ -56,7 +56,7 @@ def test_a_hook_or_another_layer_is_called(any_size):
     layer, x, seen = nn.Linear(16, 8), torch.randn(1, 1, 16), []
     layer.register_forward_hook(lambda *given: seen.append(given))
     with torch.no_grad():
-        fast.linear(layer, x)
+        hook.linear(layer, x)
         assert len(seen) == 1
         twice = nn.Sequential(nn.Linear(16, 4), nn.ReLU())
-        assert torch.equal(fast.linear(twice, x), F.relu(twice[0](x)))
+        assert torch.equal(hook.linear(twice, x), F.relu(twice[0](x)))

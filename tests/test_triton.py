@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer.attention.fast import gpu
-from synthesizer.attention.fast.gpu import FusedRange, FusedTerms
+from synthesizer.attention import hook
+from synthesizer.kernels import triton as gpu
+from synthesizer.kernels.triton import FusedRange, FusedTerms
 
 pytest.importorskip("triton", reason='triton is not installed: pip install ".[gpu]"')
 import triton.language as tl
@@ -215,8 +216,8 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(arch, tmp_path):
 def calls(monkeypatch):
     """Layers on the CPU go through the kernels, as on a GPU; how often they did."""
     calls, attend = [], gpu.attend
-    monkeypatch.setattr(gpu, "DEVICES", ("cpu",))
-    monkeypatch.setattr(gpu, "uses_triton", lambda terms: True)
+    monkeypatch.setattr(hook, "GPUS", ("cpu",))
+    monkeypatch.setattr(gpu, "takes", lambda terms: True)
     monkeypatch.setattr(gpu, "attend", lambda *given: (calls.append(1), attend(*given))[1])
     return calls
 

@@ -40,7 +40,7 @@ import synthesizer
 for module in pkgutil.walk_packages(synthesizer.__path__, "synthesizer."):
     if not module.name.endswith(("__main__", "triton_kernel")):
         __import__(module.name)
-from synthesizer.attention.fast.kernel import _alone_in
+from synthesizer.kernels.cpu import _alone_in
 
 with _alone_in(Path(sys.argv[1])):
     print("alone")

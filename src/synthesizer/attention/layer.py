@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from synthesizer.attention import fast
 from synthesizer.attention.cache import Cache, trim
 from synthesizer.attention.groups import unbiased_heads, without_heads
+from synthesizer.attention.hook import linear
 from synthesizer.attention.masks import (
     EXPLICIT,
     SLOT,
@@ -149,7 +150,7 @@ class SyntheticAttention(TokenMixer):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         call = self._call(x, inputs)
         y = fast.attend(self.synthesis, call, self.path)
-        return self._sum(call, self._weights(call)) if y is None else fast.linear(self.output, y)
+        return self._sum(call, self._weights(call)) if y is None else linear(self.output, y)
 
     def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
@@ -191,7 +192,7 @@ class SyntheticAttention(TokenMixer):
         if mask is not None or positions is not None:
             source = position_source(mask, positions, num_keys)
         synthesis = unwrapped(self.synthesis)
-        values = fast.linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
+        values = linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
         keys = synthesis.keys(x)
         if self.turns and keys is not None:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
@@ -240,7 +241,7 @@ class SyntheticAttention(TokenMixer):
     def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
         shared = not unwrapped(self.synthesis).depends_on_input
         dropped = drop_weights(weights, call.dropout, shared)
-        return fast.linear(self.output, weighted_sum(dropped, call.values))
+        return linear(self.output, weighted_sum(dropped, call.values))
 
     def _weights(self, call: fast.Call) -> Tensor:
         num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device

@@ -23,6 +23,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from synthesizer.attention.hook import few_rows
 from synthesizer.attention.reading import (
     draw_weight,
     empty,
@@ -33,7 +34,6 @@ from synthesizer.attention.reading import (
 )
 from synthesizer.attention.resize import resized
 from synthesizer.attention.rotary import Rotary
-from synthesizer.attention.rows import few_rows
 from synthesizer.errors import UserError
 from synthesizer.spec import require_positive
 

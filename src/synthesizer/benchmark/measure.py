@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from synthesizer.attention.fast import has_kernel, prepare
+from synthesizer.attention.fast import has_kernel
+from synthesizer.attention.hook import kernels
 from synthesizer.benchmark.cases import (
     FROZEN,
     GPT2,
@@ -150,7 +151,7 @@ class Result:
 
 def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     """Measure everything in the plan, each setting in rounds of all its variants."""
-    prepare()
+    kernels().prepare()
     device = torch.device(plan.device)
     torch.set_num_threads(plan.threads[0])
     rate = gemm_rate(device)

@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer.attention.baselines import BASELINES
+from synthesizer.attention.hook import kernels
 from synthesizer.attention.layer import Inputs
 from synthesizer.attention.masks import (
     check_mask,
@@ -25,7 +26,6 @@ from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
 from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
 from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.decoding import decode_token
 from synthesizer.models.kept import Kept
 from synthesizer.models.layers import (
     HOOK,
@@ -220,9 +220,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
         attention_mask = _as_booleans(attention_mask)
-        if isinstance(cache, SynthesizerCache) and not (wanted.attentions or wanted.states):
+        wants_more = wanted.attentions or wanted.states or torch.compiler.is_compiling()
+        if isinstance(cache, SynthesizerCache) and not wants_more:
             given = (attention_mask, position_ids)
-            states = decode_token(self.decoder, x, cache.layers, *given)
+            states = kernels().decode_token(self.decoder, x, cache.layers, *given)
             if states is not None:
                 return StatesOutput(last_hidden_state=states, past_key_values=cache)
         if memory is None and position_ids is not None:

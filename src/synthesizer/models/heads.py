@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from synthesizer.attention.fast import linear
+from synthesizer.attention.hook import linear
 from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerModel, SynthesizerPreTrainedModel
 from synthesizer.models.config import SynthesizerConfig

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from synthesizer.attention.cache import Cache
-from synthesizer.attention.fast import linear
+from synthesizer.attention.hook import linear
 from synthesizer.attention.layer import CrossAttention, Inputs
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from synthesizer.attention.fast import linear
 from synthesizer.attention.groups import Grouped
+from synthesizer.attention.hook import linear
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.masks import visible_keys, without_hidden
 from synthesizer.attention.mixers import spec_of_mixer

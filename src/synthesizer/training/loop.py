@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from synthesizer.attention.fast import prepare as prepare_kernel
+from synthesizer.attention.hook import kernels
 from synthesizer.data.batch import Batch
 from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.interruption import Interrupted, Interruption
@@ -95,7 +95,7 @@ def fit(
         with accelerator.main_process_first():
             if known := _known_result(run, progress):  # of whoever the lock was waited for
                 return known if main else {}
-            prepare_kernel()
+            kernels().prepare()
             task = build_task(recipe)
         compare_data(accelerator, task.identity)
         refuse_other_data(f"the comparison of {run.path}", data or task.identity, task.identity)

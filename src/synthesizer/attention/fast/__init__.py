@@ -9,9 +9,7 @@ from synthesizer.attention.fast.dispatch import (
     choose,
     freeze,
     has_kernel,
-    linear,
 )
-from synthesizer.attention.fast.kernel import prepare
 
 __all__ = [
     "PATHS",
@@ -22,6 +20,4 @@ __all__ = [
     "choose",
     "freeze",
     "has_kernel",
-    "linear",
-    "prepare",
 ]

@@ -17,11 +17,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention import rows
-from synthesizer.attention.fast import gpu
+from synthesizer.attention import hook
 from synthesizer.attention.fast.operator import block_attention
 from synthesizer.attention.fast.short import LONGEST, ShortAttention
 from synthesizer.attention.fast.table import (
@@ -30,8 +29,9 @@ from synthesizer.attention.fast.table import (
     probabilities,
     table_attention,
 )
-from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of, uses_kernel
+from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of
 from synthesizer.attention.groups import Grouped
+from synthesizer.attention.hook import kernels, uses_kernel
 from synthesizer.attention.masks import (
     COUNTED,
     EXPLICIT,
@@ -190,8 +190,8 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             if mask is None:
                 return table_attention(terms, visibility, num_queries, call.dropout).flatten(-2)
             # the shared softmax asks what vanishes: not while compiling, nor of a GPU
-            with_triton = device.type in gpu.DEVICES and gpu.uses_triton(terms)
-            if not (compiling or with_triton):
+            on_gpu = device.type in hook.GPUS and kernels().takes_on_gpu(terms)
+            if not (compiling or on_gpu):
                 output = _by_masked_table(terms, call, visibility)
                 if output is not None or call.dropout > 0.0:
                     return output
@@ -208,18 +208,6 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             every = vars(terms).values()
             return ShortAttention.apply(visibility, num_queries, call.causal, *every).flatten(-2)
         return block_attention(terms, visibility, num_queries).flatten(-2)
-
-
-def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """layer(x), of an nn.Linear or of what a user has put in its place."""
-    if type(layer) is nn.Linear and layer.in_features * layer.out_features >= rows.LARGE:
-        changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-        # Sizes of x are asked last: a traced graph would be bound to the answer.
-        if not (changed or torch.compiler.is_compiling()) and x.numel() <= rows.FEW * x.shape[-1]:
-            y = rows.few_rows(x, layer.weight, layer.bias)
-            if y is not None:
-                return y
-    return layer(x)
 
 
 def _groups(synthesis: Grouped, call: Call) -> list[tuple[Synthesis, Call]]:

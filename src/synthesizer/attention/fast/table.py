@@ -12,7 +12,6 @@ exact unless what an example sees of a row is a vanishing part of it: then None 
 Letters as in synthesis.py.
 """
 
-import os
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.kernel import HOME, loaded
-from synthesizer.attention.fast.operator import block_attention, run_kernel
-from synthesizer.attention.fast.terms import Terms, uses_kernel
+from synthesizer.attention.fast.operator import block_attention
+from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.fast.twice import gradients, written_out
+from synthesizer.attention.hook import kernels, uses_kernel
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
 from synthesizer.attention.relative import add_diagonals, lay_out
 
@@ -87,11 +86,10 @@ def frozen_attention(
     if num_queries == 1:
         return one_row(values, weights)
     fits = weights.dtype == values.dtype and values.stride(-1) == 1
-    kernel = loaded(os.environ.get(HOME)) if fits and uses_kernel(values, num_queries) else None
-    if kernel is not None:
+    if fits and uses_kernel(values, num_queries):
         terms = Terms(values.transpose(0, 1), table=weights)
         output = values.new_empty(len(values), num_queries, values.shape[1], values.shape[3])
-        run_kernel(kernel, terms, visibility, output.permute(2, 0, 1, 3), ready=True)
+        kernels().attend(terms, visibility, output.permute(2, 0, 1, 3), ready=True)
         return output
     side_by_side = beside(values)
     output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])

@@ -9,7 +9,6 @@ Every synthesizing function is one of these terms, and a mixture scales and adds
 Letters as in synthesis.py; W is the width of what a bilinear term compares, a b an outer one's.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synthesizer.attention.fast.kernel import HOME, loaded
 from synthesizer.attention.relative import Relative, lay_out, numbers_by_distance
 from synthesizer.attention.synthesis import (
     Dense,
@@ -144,23 +142,6 @@ def has_outer(synthesis: Synthesis) -> bool:
     """Whether a synthesis holds an outer product."""
     parts = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
     return any(type(part) is FactorizedDense for part in parts)
-
-
-def uses_kernel(values: Tensor, num_queries: int) -> bool:
-    """Whether the compiled kernel is there and fits; one row is not worth a call."""
-    if values.dtype != torch.float32 or values.device.type != "cpu" or num_queries == 1:
-        return False
-    if torch.compiler.is_compiling():
-        return bool(_is_built())
-    return loaded(os.environ.get(HOME)) is not None
-
-
-def _loaded_or_none() -> bool:
-    return loaded(os.environ.get(HOME)) is not None
-
-
-# found out while compiling, not compiled
-_is_built: Callable[[], bool] = torch.compiler.assume_constant_result(_loaded_or_none)
 
 
 class _Corner(torch.autograd.Function):

@@ -2,11 +2,10 @@
 
 The first process that could use it has it compiled for this machine in the background (a second of
 gcc or clang, where there is one) and computes without it; later ones use it. A training run
-compiles before its first step. SYNTHESIZER_KERNEL=0 says no to both, `python -m synthesizer.fast`
-compiles at once. What was compiled lies in the user's cache under a name made of the source, the
-flags and the processor, and is used where it fits: float32 on a CPU, more than one row, and a torch
-that lends its BLAS (and its threads, else there is one). Elsewhere blocks.py does the same in
-torch. Letters as in terms.py.
+compiles before its first step. SYNTHESIZER_KERNEL=0 says no to both, and
+`python -m synthesizer.kernels.cpu` compiles at once. What was compiled lies in the user's cache
+under a name made of the source, the flags and the processor, and is used where it fits: float32 on
+a CPU, more than one row, and a torch that lends its BLAS (and its threads, else there is one).
 
 A library is code, so one is loaded only from a folder and a file that nobody else may write, and
 only with the sha256 that was written beside it when it was built.
@@ -31,7 +30,7 @@ from typing import NamedTuple
 import torch
 
 from synthesizer.errors import UserError
-from synthesizer.untrusted import who_else_may_write
+from synthesizer.untrusted import printable, who_else_may_write
 
 FILES = ("kernel.c", "rows.c", "decode.c", "vectors.h")
 SOURCES = [Path(__file__).with_name(name) for name in FILES]
@@ -42,7 +41,7 @@ RUNTIME = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_t
 
 
 class Kernel(NamedTuple):
-    """What was compiled, and what of torch it is lent: operator, rows and decoding call it."""
+    """What was compiled, and what of torch it is lent: attend.py and decoding.py call it."""
 
     library: ctypes.CDLL
     gemm: int  # address of torch's matrix product
@@ -59,7 +58,10 @@ def loaded(home: str | None) -> Kernel | None:
         # This process does without it to its end: results must not change in the midst of a run.
         if _may_build(path):
             _tell(f"{path} is compiled in the background, for the next process")
-            words, none = [sys.executable, "-P", "-m", "synthesizer.fast"], subprocess.DEVNULL
+            words, none = (
+                [sys.executable, "-P", "-m", "synthesizer.kernels.cpu"],
+                subprocess.DEVNULL,
+            )
             subprocess.Popen(words, stdin=none, stdout=none, stderr=none, start_new_session=True)
         return None
     try:
@@ -73,6 +75,11 @@ def loaded(home: str | None) -> Kernel | None:
     library = ctypes.CDLL(str(checked if checked.exists() else path))
     library.workspace.restype = library.decode_workspace.restype = ctypes.c_int64
     return Kernel(library, gemm, _runtime())
+
+
+def in_use() -> Kernel | None:
+    """The kernel of this process."""
+    return loaded(os.environ.get(HOME))
 
 
 def prepare() -> None:
@@ -107,7 +114,7 @@ def _compiler() -> str | None:
 
 def _open_checked(path: Path) -> int:
     """Open a library that nobody else can have written and that is as it was built."""
-    again = f"set {HOME} to a folder of your own and run python -m synthesizer.fast"
+    again = f"set {HOME} to a folder of your own and run python -m synthesizer.kernels.cpu"
     try:
         # Resolved once: nobody else can exchange a link between the check and the opening.
         home, real = Path(os.path.realpath(path.parent)), os.path.realpath(path)
@@ -235,3 +242,17 @@ def _processor() -> str:
         return platform.processor()
     lines = facts.read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def main() -> int:
+    """Compile the kernel and say where it lies."""
+    try:
+        sys.stdout.write(f"{build()}\n")
+    except UserError as error:
+        sys.stderr.write(f"synthesizer: error: {printable(str(error))}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,7 +18,6 @@ from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import Visibility
 
 MOST_WIDTH = 256  # of queries, values, or one side of an outer product: what a tile has room for
-DEVICES = ("cuda",)  # ROCm is called that, too
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -107,7 +106,7 @@ class Tile(NamedTuple):
 @cache
 def kernels() -> ModuleType:
     """triton_kernel.py, imported where it is used first: triton is an extra."""
-    from synthesizer.attention.fast import triton_kernel
+    from synthesizer.kernels import triton_kernel
 
     return triton_kernel
 
@@ -118,7 +117,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def uses_triton(terms: Terms) -> bool:
+def takes(terms: Terms) -> bool:
     """Whether the fused kernels are installed and take these terms, which lie on a GPU."""
     return has_triton() and fits(_batch_first(terms))
 

@@ -4,7 +4,7 @@
                       + tiled[b,h,i,j mod a] repeated[b,h,i,j div a]
     output[b,h,i]   = softmax of logits over starts[b,i] <= j < stops[b,i], times values
 
-gpu.py launches these kernels and says what `given`, `up` and `TILE` hold. A program computes one
+triton.py launches these kernels and says what `given`, `up` and `TILE` hold. A program computes one
 tile, in float32. Forward keeps the logarithm of each row's sum of exponentials; backward makes the
 probabilities of a tile again from it. Sums are taken in a fixed order; only with `rows`, where
 several queries of an example may read one row of the table, is its gradient added atomically.
@@ -30,11 +30,10 @@ def _load(tensor, b, h, rows, num_rows, WIDTH: tl.constexpr, PADDED: tl.constexp
     """Some rows of one head of one example, with zeros around them: (rows, PADDED)."""
     if tensor is None:
         return tl.zeros([rows.shape[0], PADDED], dtype=tl.float32)
-    else:
-        columns = tl.arange(0, PADDED)
-        at = _at(tensor, b, h, rows, columns)
-        inside = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
-        return tl.load(at, mask=inside, other=0.0)
+    columns = tl.arange(0, PADDED)
+    at = _at(tensor, b, h, rows, columns)
+    inside = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -68,9 +67,8 @@ def _table_rows(given, b, rows):
     """Which row of the table each query reads."""
     if given.rows is None:
         return rows
-    else:
-        at = given.rows.pointer + b * given.rows.strides[0] + rows
-        return tl.load(at, mask=rows < given.num_queries, other=0)
+    at = given.rows.pointer + b * given.rows.strides[0] + rows
+    return tl.load(at, mask=rows < given.num_queries, other=0)
 
 
 @triton.jit

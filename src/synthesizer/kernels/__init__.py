@@ -1,0 +1,1 @@
+"""Compiled kernels: in C on a CPU, by Triton on a GPU. attention/hook.py finds them."""
