@@ -17,47 +17,72 @@ def audit(
     data: Annotated[
         Path | None,
         typer.Argument(
-            help="Texts to measure on: .csv, .txt, ..., or a folder of images; of a run, its own."
+            help="Data to measure on: .csv, .txt, ..., or a folder of images. A run brings its own."
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="loss, accuracy, spearman or agreement; else by the model.")
+        str | None,
+        typer.Option(help="loss, accuracy, spearman or agreement; by default chosen by the model."),
     ] = None,
-    keep: Annotated[float, typer.Option(help="The share of the metric's value to keep.")] = 0.99,
+    keep: Annotated[float, typer.Option(help="Fraction of the metric to preserve.")] = 0.99,
     fit: Annotated[
-        Path | None, typer.Option(help="What to average and rank on; else half of DATA.")
+        Path | None,
+        typer.Option(help="Data to average attention and rank heads on; by default half of DATA."),
     ] = None,
     max_len: Annotated[
         int | None,
-        typer.Option(min=2, max=MOST, help="Tokens of a text; longer ones are cut, and counted."),
+        typer.Option(
+            min=2,
+            max=MOST,
+            metavar="N",
+            help="Maximum length in tokens; longer texts are truncated.",
+        ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=2, max=MOST, help="Examples that judge; by default all.")
+        int | None,
+        typer.Option(
+            min=2, max=MOST, metavar="N", help="Examples in the final evaluation; by default all."
+        ),
     ] = None,
     fit_examples: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Examples that are averaged.")
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Examples to average attention over.")
     ] = 1000,
     rank_examples: Annotated[
-        int, typer.Option(min=2, max=MOST, help="Examples that rank heads.")
+        int, typer.Option(min=2, max=MOST, metavar="N", help="Examples to rank heads on.")
     ] = 100,
-    rankings: Annotated[int, typer.Option(min=1, max=MOST, help="How often heads are ranked.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, max=MOST, help="Points of the curve.")] = 12,
+    rankings: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST,
+            metavar="N",
+            help="Number of rankings; heads are ranked again as more are replaced.",
+        ),
+    ] = 3,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Points on the curve.")
+    ] = 12,
     table: Annotated[
         str, typer.Option(help="relative (by distance) or random (by position).")
     ] = "relative",
     length: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=MOST, help="Time texts of this length; repeatable."),
+        typer.Option(
+            min=1, max=MOST, metavar="N", help="Sequence length to time; may be repeated."
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Random seed of the split and the control.")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, metavar="N", help="Random seed of the split and the random order."
+        ),
     ] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("audit"),
 ) -> None:
     """Measure which heads of a pretrained Transformer need their dot products.
 
     Replaces heads by their average attention, measures the cost, and says how many can be replaced.
-    Stopped, the same command goes on behind what it has measured.
+    An interrupted audit resumes when the same command is run again.
     """
     silence_libraries()
     from synthesizer.audit.run import audit as measure
@@ -87,20 +112,26 @@ def audit(
 
 
 def convert(
-    path: Annotated[Path, typer.Argument(metavar="AUDIT", help="The folder of an audit.")],
-    out: Annotated[Path, typer.Option(help="The new model's folder.")],
-    heads: Annotated[int | None, typer.Option(help="How many heads become tables.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="AUDIT", help="Directory of an audit.")],
+    out: Annotated[Path, typer.Option(help="Directory of the new model.")],
+    heads: Annotated[int | None, typer.Option(help="Number of heads to replace.")] = None,
     keep: Annotated[
-        float | None, typer.Option(help="As many as keep this share of the metric's value.")
+        float | None,
+        typer.Option(help="Replace as many heads as preserve this fraction of the metric."),
     ] = None,
     tune: Annotated[
-        int, typer.Option(min=0, max=MOST, help="Steps that fit tables to the original.")
+        int,
+        typer.Option(
+            min=0, max=MOST, metavar="N", help="Steps of distillation from the original model."
+        ),
     ] = 0,
-    tune_all: Annotated[bool, typer.Option("--tune-all", help="Fit all weights.")] = False,
+    tune_all: Annotated[
+        bool, typer.Option("--tune-all", help="Tune all weights, not only the tables.")
+    ] = False,
     tune_rate: Annotated[
-        float, typer.Option(min=0, help="Learning rate of --tune-all's weights.")
+        float, typer.Option(min=0, help="Learning rate of all other weights, with --tune-all.")
     ] = 3e-4,
-    texts: Annotated[Path | None, typer.Option(help="What --tune reads, unlabelled.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="Unlabelled texts for --tune.")] = None,
 ) -> None:
     """Write a model in which replaced heads have no query and no key projection.
 

@@ -30,20 +30,27 @@ def bench(
     ] = None,
     lengths: Annotated[
         list[int] | None,
-        typer.Option("--length", min=1, max=MOST, help="Sequence length; may be repeated."),
+        typer.Option(
+            "--length", min=1, max=MOST, metavar="N", help="Sequence length; may be repeated."
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=MOST, help="Tokens per batch.")] = 4096,
-    d_model: Annotated[int, typer.Option(min=1, max=MOST, help="Model width.")] = 512,
-    num_heads: Annotated[int, typer.Option(min=1, max=MOST, help="Attention heads.")] = 8,
+    tokens: Annotated[
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Tokens per batch.")
+    ] = 4096,
+    d_model: Annotated[int, typer.Option(min=1, max=MOST, metavar="N", help="Model width.")] = 512,
+    num_heads: Annotated[
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Attention heads.")
+    ] = 8,
     num_layers: Annotated[
         int, typer.Option(min=1, max=1024, help="Layers, in modes with a model.")
     ] = 6,
     rounds: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Timing rounds over all variants.")
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Timing rounds over all variants.")
     ] = 5,
     threads: Annotated[str, typer.Option(help="CPU threads; several as 1,2.")] = "1",
     vocab_size: Annotated[
-        int, typer.Option(min=3, max=MOST, help="Vocabulary size, in modes with a model.")
+        int,
+        typer.Option(min=3, max=MOST, metavar="N", help="Vocabulary size, in modes with a model."),
     ] = 8000,
     small: Annotated[
         bool,

@@ -25,7 +25,7 @@ def report(
     dirs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...", help="Run directories, or directories that hold some; or an audit's."
+            metavar="DIR...", help="Run, study or audit directories, or packed studies (.zip)."
         ),
     ],
     out: Annotated[

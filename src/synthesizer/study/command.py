@@ -25,15 +25,15 @@ def compare(
     synthesis: Annotated[
         list[str] | None,
         typer.Option(
-            help="A variant to train, with settings of its own where wanted: "
+            help="Variant to train, optionally with its own settings: "
             "dot@model.positions=rotary. May be repeated. By default the paper's Table 2."
         ),
     ] = None,
     opponent: Annotated[
         str,
         typer.Option(
-            help="Positions of the dot product that the others are compared with; auto chooses "
-            "them on validation, configured keeps the recipe's."
+            help="Position encoding of the dot product to compare with; auto chooses "
+            "it on validation, configured keeps the recipe's."
         ),
     ] = "auto",
     seeds: Annotated[
@@ -54,7 +54,8 @@ def compare(
     until_decided: Annotated[
         bool,
         typer.Option(
-            "--until-decided", help="Add seeds at planned looks (3, 5, 8, 12) until all is decided."
+            "--until-decided",
+            help="Add seeds at planned looks (3, 5, 8, 12) until every row is decided.",
         ),
     ] = False,
     tune: Annotated[
@@ -69,7 +70,9 @@ def compare(
     margin: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1e9, help="How much worse is still no worse; by default per metric."
+            min=0,
+            max=1e9,
+            help="Non-inferiority margin in points of the metric; by default set per metric.",
         ),
     ] = None,
     quick: Annotated[
@@ -105,7 +108,10 @@ def compare(
     ladder: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=2, max=16, help="Train every variant at N sizes, RECIPE's the largest."
+            metavar="N",
+            min=2,
+            max=16,
+            help="Train every variant at N sizes; RECIPE is the largest.",
         ),
     ] = None,
     against: Annotated[

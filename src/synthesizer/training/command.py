@@ -82,9 +82,7 @@ def evaluate(
     checkpoint: Weights = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="Override a key of [evaluate]: evaluate.beam=8. May be repeated."
-        ),
+        typer.Option("--set", help="Override an evaluate key: evaluate.beam=8. May be repeated."),
     ] = None,
     imports: Imports = None,
     verify: Verify = True,
@@ -111,11 +109,15 @@ def generate(
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample instead of beam search.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Input lines per batch.")] = 16,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Input lines per batch.")
+    ] = 16,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Maximum number of new tokens.")
+        int | None, typer.Option(min=1, max=MOST, metavar="N", help="Maximum number of new tokens.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed for --sample.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Random seed for --sample.")
+    ] = 1,
     checkpoint: Weights = None,
     imports: Imports = None,
     verify: Verify = True,
