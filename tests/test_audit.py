@@ -36,10 +36,10 @@ from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
 from synthesizer.audit.run import audit
 from synthesizer.audit.subject import Asked, read_subject
+from synthesizer.audit.tables import HeadTables
 from synthesizer.audit.tune import Tuning, tune
 from synthesizer.cli import main
 from synthesizer.errors import UserError
-from synthesizer.models.tables import HeadTables
 
 WORDS = [f"w{number}" for number in range(VOCAB - 5)]
 

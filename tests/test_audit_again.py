@@ -16,9 +16,9 @@ from synthesizer.audit.load import load_model, num_positions
 from synthesizer.audit.run import audit
 from synthesizer.audit.size import size_with
 from synthesizer.audit.subject import Asked as AskedToAudit
+from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError
-from synthesizer.models.tables import HeadTables
 from test_audit_hook import drawn
 from test_audit_seq2seq import home as seq2seq  # noqa: F401  a fixture
 

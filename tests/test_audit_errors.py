@@ -20,8 +20,8 @@ from pretrained import VOCAB, build
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, num_positions
+from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
-from synthesizer.models.tables import HeadTables
 from test_audit import sentences, tokenizer
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

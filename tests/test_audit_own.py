@@ -10,14 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import build_converted
-from synthesizer.audit.hook import Hook
+from synthesizer.audit.hook import Hook, other_layers
 from synthesizer.audit.run_data import RunData
+from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
 from synthesizer.models import MODELS, SynthesizerConfig
-from synthesizer.models.table_heads import other_layers
-from synthesizer.models.tables import HeadTables
 from synthesizer.training.loop import fit
 from test_audit_hook import drawn, naive_output, recorded
 from tiny import environment, language_model

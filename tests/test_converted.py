@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModel
 from pretrained import ENCODER_DECODERS, MODELS, build, inputs
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
+from synthesizer.audit.tables import HeadTables
 from synthesizer.errors import UserError
-from synthesizer.models.tables import HeadTables
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

@@ -11,10 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
 ROOT = {"errors", "manifest", "sizes", "spec", "untrusted"}  # what every folder may import
+LAZY = {"audit.converted"}  # the hook for converted folders, read when one is opened
 MAY_IMPORT = {
     "attention": set(),
     "kernels": {"attention", "models"},
-    "models": {"attention"},
+    "models": {"attention", *LAZY},
     "experiment": set(),
     "data": {"experiment"},
     "metrics": {"data.tokenizer"},
@@ -31,6 +32,7 @@ MAY_IMPORT = {
     },
     "benchmark": {"attention", "models", "training.meter", "report"},
     "audit": {
+        "attention",
         "models",
         "experiment",
         "data",
@@ -103,6 +105,11 @@ def test_a_folder_imports_only_what_the_table_allows(folder):
             assert within & allowed, f"{path.relative_to(PACKAGE)} imports synthesizer.{module}"
 
 
+def test_models_know_of_surgery_by_one_lazy_hook():
+    assert [path.name for path in files("models") if ours(path) & LAZY] == ["config.py"]
+    assert not any(ours(path, at_start=True) & LAZY for path in files("models"))
+
+
 def test_the_roots_import_nothing_of_ours_but_errors_and_safe_reading():
     for name in ROOT:
         assert ours(files(name)[0]) <= {"errors", "untrusted"}
@@ -117,7 +124,10 @@ def test_no_init_holds_logic():
             assert plain, f"{path.relative_to(PACKAGE)}: {ast.unparse(node)[:60]}"
 
 
-@pytest.mark.parametrize("path", files("attention"), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [*files("attention"), *files("audit.replace"), *files("audit.tables")],
+    ids=lambda p: p.stem,
+)  # fmt: skip
 def test_the_core_imports_torch_alone(path):
     foreign = {m.partition(".")[0] for m in imported(path)} - STANDARD - {"synthesizer"}
     assert foreign <= {"torch"}

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import synthesizer.models  # noqa: F401  registers how attention is replaced
 from pretrained import build as build_pretrained
 from pretrained import inputs
 from synthesizer import (

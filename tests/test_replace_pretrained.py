@@ -4,13 +4,12 @@ import pytest
 import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
-import synthesizer.models  # noqa: F401  registers how
 from pretrained import ENCODER_DECODERS, MODELS, TRANSLATORS, build, inputs
 from synthesizer import replace_attention
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.hook import Hook
+from synthesizer.audit.tables import HeadTables
 from synthesizer.errors import UserError
-from synthesizer.models.tables import HeadTables
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

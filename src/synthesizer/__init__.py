@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from synthesizer.attention.layer import CrossAttention, SyntheticAttention
     from synthesizer.attention.mixers import build_mixer
     from synthesizer.attention.registry import SYNTHESES, build_synthesis, register_synthesis
-    from synthesizer.attention.replace import replace_attention
     from synthesizer.attention.synthesis import Size, Synthesis
+    from synthesizer.audit.replace import replace_attention
     from synthesizer.models.backbone import SynthesizerModel
     from synthesizer.models.cache import SynthesizerCache
     from synthesizer.models.config import SynthesizerConfig
@@ -38,7 +38,7 @@ _HOME = {
     "build_synthesis": "attention.registry",
     "register_synthesis": "attention.registry",
     "import_modules": "spec",
-    "replace_attention": "attention.replace",
+    "replace_attention": "audit.replace",
     "BASELINES": "attention.baselines",
     "build_mixer": "attention.mixers",
     "SynthesizerCache": "models.cache",

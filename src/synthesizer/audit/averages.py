@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from synthesizer.audit.hook import Hook, Layer
-from synthesizer.models.tables import RELATIVE, HeadTables, sink_slots, visible_softmax
+from synthesizer.audit.tables import RELATIVE, HeadTables, sink_slots, visible_softmax
 
 Batch = Mapping[str, Any]
 TINY = 1e-8  # the least average attention: its logarithm is finite

@@ -11,12 +11,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from synthesizer.attention.relative import stretched
+from synthesizer.attention.synthesis import DotProduct
+from synthesizer.audit.converted import (
+    check_convertible,
+    converted_config,
+    converted_model,
+    narrowed_state,
+    replaced_before,
+)
 from synthesizer.audit.cost import Point, most_heads
 from synthesizer.audit.encode import TokenRows, tuning_rows
 from synthesizer.audit.examples import read_examples
-from synthesizer.audit.hook import Layer, tables_before
+from synthesizer.audit.hook import Layer, head_runs, is_own, stacks_of, tables_before
 from synthesizer.audit.load import (
     IMAGES,
     SOUNDS,
@@ -38,21 +48,15 @@ from synthesizer.audit.record import (
 )
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import random_texts
+from synthesizer.audit.tables import RELATIVE, HeadTables
 from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
 from synthesizer.audit.weights import check_weights, hash_readers, run_of
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_folder
 from synthesizer.experiment.run import remove_leftovers
 from synthesizer.manifest import MANIFEST, manifest_text
-from synthesizer.models.converted import (
-    check_convertible,
-    converted_config,
-    converted_model,
-    narrowed_state,
-    replaced_before,
-)
-from synthesizer.models.table_heads import is_own, with_tables
-from synthesizer.models.tables import HeadTables
+from synthesizer.models.layers import Stack
+from synthesizer.spec import expand_layers
 from synthesizer.untrusted import check_links, check_regular_file, fenced, plain
 
 
@@ -74,8 +78,7 @@ def build_converted(
                 "cannot be left out of one of them; audit works, convert does not"
             )
     if is_own(model):
-        by_name = {layers[place].name: table for place, table in tables.items()}
-        return with_tables(model, by_name, share=share)
+        return _build_own(model, {layers[n].name: t for n, t in tables.items()}, share=share)
     base = model.base_model
     prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
     before, replaced = replaced_before(model), dict[str, dict[str, Any]]()
@@ -103,13 +106,104 @@ def build_converted(
     own: Any = type(model.config)
     config = converted_config(own).from_dict(facts)
     converted = converted_model(type(model))(config)
+    return _filled(converted, model, state, share=share)
+
+
+def _filled(
+    converted: Any, model: PreTrainedModel, state: Mapping[str, Tensor], *, share: bool  # noqa: ANN401
+) -> PreTrainedModel:  # fmt: skip
+    """A converted model with its weights, and with all else that the original has."""
     missing, unexpected = converted.load_state_dict(state, strict=False, assign=share)
-    tied = set(converted.all_tied_weights_keys)
-    assert not set(missing) - tied, missing
+    assert not set(missing) - set(converted.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     converted.tie_weights()
     converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
-    return converted.to(model.dtype).eval()
+    filled: PreTrainedModel = converted.to(model.dtype).eval()
+    return filled
+
+
+def _build_own(model: Any, tables: Mapping[str, HeadTables], *, share: bool) -> PreTrainedModel:  # noqa: ANN401
+    """The same of a model of ours: an ordinary Synthesizer, whose spec says which heads are tables.
+
+    dot  ->  relative@1|dot@3       head 0 of a causal layer of four attends by distance
+    """
+    shortest = min((t.max_len for t in tables.values() if t.kind != RELATIVE), default=None)
+    if shortest is not None and shortest < max(model.config.max_len, model.config.decoder_max_len):
+        model = copy.deepcopy(model)  # tables by position end where they were measured
+        lengths = model.config.max_len, model.config.decoder_max_len
+        model.resize(*(min(length, shortest) for length in lengths))
+    config = copy.deepcopy(model.config)
+    facts, state = config.to_dict(), dict(model.state_dict())
+    for name, stack in stacks_of(model).items():
+        key = "decoder_synthesis" if stack.shape.cross else "synthesis"
+        specs = expand_layers(getattr(config, key), len(stack.layers))
+        for index in range(len(specs)):
+            place = f"{name}.layers.{index}.attention"
+            if place in tables:
+                attention = model.get_submodule(place)
+                specs[index] = _put(state, place, attention, stack, tables[place])
+        facts[key] = specs[0] if len(set(specs)) == 1 else ",".join(specs)
+    return _filled(type(model)(type(config).from_dict(facts)), model, state, share=share)
+
+
+def _put(
+    state: dict[str, Tensor], name: str, attention: Any, stack: Stack, tables: HeadTables  # noqa: ANN401
+) -> str:  # fmt: skip
+    """Change the weights of one layer to those with tables; its spec is returned.
+
+    Dot products and tables are split and joined head by head; groups of any other kind stay whole.
+    """
+    term, new = _term(stack, tables)
+    groups: list[tuple[str, list[dict[str, Tensor]], int]] = []  # spec, weights to join, heads
+    for run in head_runs(attention):
+        keys = [key for key in state if key.startswith(f"{name}.{run.at}")]
+        old = {key.removeprefix(f"{name}.{run.at}"): state.pop(key) for key in keys}
+        if not isinstance(run.part, DotProduct) and run.spec != term:
+            groups.append((run.spec, [old], len(run.heads)))
+            continue
+        for row, head in enumerate(run.heads):
+            spec, rows, at = run.spec, old, row
+            if head in tables.heads:
+                spec, rows, at = term, new, tables.heads.index(head)
+            one = {key: value[at : at + 1] for key, value in rows.items()}
+            if groups and groups[-1][0] == spec:
+                groups[-1] = (spec, [*groups[-1][1], one], groups[-1][2] + 1)
+            else:
+                groups.append((spec, [one], 1))
+    for number, (_, parts, _) in enumerate(groups):
+        inside = "synthesis." if len(groups) == 1 else f"synthesis.groups.{number}."
+        for key in parts[0]:
+            state[f"{name}.{inside}{key}"] = torch.cat([part[key] for part in parts])
+    specs = [f"{spec}@{count}" for spec, _, count in groups]
+    return term if len(groups) == 1 else "|".join(specs)
+
+
+def _term(stack: Stack, tables: HeadTables) -> tuple[str, dict[str, Tensor]]:
+    """The spec of tables in a layer of this stack, and their weights up to its longest sequence."""
+    if tables.kind != RELATIVE:
+        return "random", {"table": _by_position(tables, stack)}
+    offsets, sinks = tables.offsets.detach(), tables.sinks.detach()
+    weights = {"offsets": stretched(offsets, stack.shape.max_len - tables.max_len)}
+    weights["first"] = sinks[:, :1]
+    spec = "relative"
+    if not stack.shape.causal:
+        spec, weights["last"] = "relative:sinks=2", sinks[:, 1:]
+    has_bias = stack.relative is not None or stack.alibi is not None
+    return f"{spec}{':biased=0' * has_bias}", weights
+
+
+def _by_position(tables: HeadTables, stack: Stack) -> Tensor:
+    """Logits (R, N, N) to which the stack will add its bias: it is taken off them."""
+    size = stack.shape.max_len
+    at = torch.arange(size, device=tables.table.device)
+    logits = tables.table.detach()[:, :size, :size].clone()
+    for bias in (
+        None if stack.relative is None else stack.relative(at, at),
+        None if stack.alibi is None else stack.alibi(at, at, logits.dtype),
+    ):
+        if bias is not None:
+            logits -= bias.detach()[0, list(tables.heads)]
+    return logits
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from synthesizer.audit.averages import Average
 from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.measured import Measured, Say
+from synthesizer.audit.tables import HeadTables
 from synthesizer.metrics.per_example import Statistics
-from synthesizer.models.tables import HeadTables
 
 Head = tuple[int, int]  # layer, head
 RESAMPLES = 2000

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.examples import IGNORED, Example, Examples, draw, is_number
+from synthesizer.audit.hook import is_own
 from synthesizer.audit.load import decoder_start, is_causal, reads_targets
 from synthesizer.errors import UserError
-from synthesizer.models.table_heads import is_own
 
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 BATCH_TOKENS = 4096

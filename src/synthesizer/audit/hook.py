@@ -14,28 +14,33 @@ This package's own models compute attention in modules of their own, which are o
 those whose heads are dot products. Where nothing is observed or replaced, they run as ever.
 """
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from synthesizer.attention.groups import Grouped
+from synthesizer.attention.hook import linear
+from synthesizer.attention.layer import SyntheticAttention
+from synthesizer.attention.masks import visible_keys, without_hidden
+from synthesizer.attention.mixers import spec_of_mixer
+from synthesizer.attention.synthesis import DotProduct, Synthesis, unwrapped
+from synthesizer.audit.converted import attend, converted_weights
+from synthesizer.audit.tables import HeadTables, seen_through
 from synthesizer.errors import UserError
-from synthesizer.models.interface import (
-    attend,
-    converted_weights,
-    own_attention,
-    require_interface,
-)
-from synthesizer.models.replace import is_cross
-from synthesizer.models.table_heads import dot_layers, is_own, open_attention, other_heads
-from synthesizer.models.tables import HeadTables, seen_through
+from synthesizer.models.backbone import SynthesizerPreTrainedModel
+from synthesizer.models.layers import Stack
+from synthesizer.spec import NONE
 
 NAME = "synthesizer_audit"
+CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "cross_attn")  # to a memory
 Observe = Callable[[int, Tensor, Tensor], None]
 
 
@@ -244,6 +249,124 @@ def attention_length(model: PreTrainedModel, inputs: Mapping[str, Any]) -> int:
         hook.discover(inputs)
         hook.read([inputs], look)
     return longest
+
+
+def is_own(model: PreTrainedModel) -> bool:
+    """Whether this is a model of this package."""
+    return isinstance(model, SynthesizerPreTrainedModel)
+
+
+def dot_layers(model: PreTrainedModel) -> dict[str, SyntheticAttention]:
+    """The self-attention layers that have heads of dot products, by name."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, SyntheticAttention)
+        and len(other_heads(module)) < module.size.num_heads
+    }
+    if not found:
+        config: Any = model.config
+        specs = dict.fromkeys(filter(None, (config.synthesis, config.decoder_synthesis)))
+        raise UserError(
+            f"no layer of the model is a dot product alone (its synthesis is {', '.join(specs)}), "
+            "so there is no head to replace; give a model with dot layers"
+        )
+    return found
+
+
+def other_heads(attention: SyntheticAttention) -> list[int]:
+    """The heads of a layer that are no dot product, as those that became tables before."""
+    return [
+        head
+        for run in head_runs(attention)
+        if not isinstance(run.part, DotProduct)
+        for head in run.heads
+    ]
+
+
+def other_layers(model: PreTrainedModel) -> dict[str, str]:
+    """The layers that are something else, by name, and their specs: they stay as they are."""
+    found = {}
+    for name, stack in stacks_of(model).items():
+        for index, layer in enumerate(stack.layers):
+            spec = NONE if layer.attention is None else spec_of_mixer(layer.attention)
+            if "dot" not in [group.partition("@")[0] for group in spec.split("|")]:
+                found[f"{name}.layers.{index}"] = spec
+    return found
+
+
+def open_attention(
+    attention: SyntheticAttention, x: Tensor, inputs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (B, H, T, T), values (B, H, T, K) and who may look, (B or 1, 1, T, T).
+
+    Texts are whole: nothing was cached before.
+    """
+    mask, size = inputs["attention_mask"], x.shape[1]
+    weights = attention.weights(x, **inputs)
+    assert weights.shape[-1] == size
+    values = linear(attention.value, without_hidden(x, mask))
+    values = values.unflatten(-1, (attention.size.num_heads, -1)).transpose(1, 2)
+    visible = visible_keys(mask, attention.causal, size, size, x.device, attention.window)
+    if visible is None:
+        visible = x.new_ones(1, 1, 1, size, dtype=torch.bool)
+    return weights, values, visible.expand(-1, -1, size, -1)
+
+
+class HeadRun(NamedTuple):
+    """Neighbouring heads of one layer that are made in the same way."""
+
+    spec: str
+    heads: list[int]
+    part: Synthesis
+    at: str  # where its weights are, inside the layer
+
+
+def head_runs(attention: SyntheticAttention) -> list[HeadRun]:
+    """The groups of heads of a layer; one, where all are made in the same way."""
+    spec, part = spec_of_mixer(attention), attention.synthesis
+    if not isinstance(part, Grouped):
+        return [HeadRun(spec, list(range(attention.size.num_heads)), part, "synthesis.")]
+    found, first = list[HeadRun](), 0
+    for number, (group, count) in enumerate(zip(part.groups, part.heads, strict=True)):
+        name = spec.split("|")[number].rpartition("@")[0]
+        heads = list(range(first, first + count))
+        found.append(HeadRun(name, heads, unwrapped(group), f"synthesis.groups.{number}."))
+        first += count
+    return found
+
+
+def stacks_of(model: PreTrainedModel) -> dict[str, Stack]:
+    """The encoder and the decoder of a model of ours, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
+
+
+def require_interface(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention cannot be reached."""
+    if not model._can_set_attn_implementation():
+        raise UserError(
+            f"{type(model).__name__} computes attention in its own code, not through transformers' "
+            "attention interface, so its heads cannot be reached; choose another architecture"
+        )
+
+
+def own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The eager attention of the file that holds this module's forward."""
+    namespace = inspect.unwrap(type(module).forward).__globals__
+    own = namespace.get("eager_attention_forward")
+    if own is None:
+        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise UserError(
+            f"{type(module).__name__} has no eager attention whose weights can be read; "
+            "audit another architecture"
+        )
+    return own
+
+
+def is_cross(name: str, module: Any) -> bool:  # noqa: ANN401
+    """Whether an attention reads a memory, by its name or as its architecture marks it."""
+    return any(word in name for word in CROSS) or bool(getattr(module, "is_cross_attention", False))
 
 
 _active: Hook | None = None

@@ -18,18 +18,13 @@ from transformers import (
     PreTrainedModel,
 )
 
+from synthesizer.audit.converted import Converted, converted_model, replaced_before
+from synthesizer.audit.hook import dot_layers, is_own, require_interface
+from synthesizer.audit.tables import ABSOLUTE
 from synthesizer.audit.weights import check_folder, check_size, locate
 from synthesizer.errors import UserError
 from synthesizer.models import MODELS, SynthesizerModel
-from synthesizer.models.converted import (
-    MODEL_TYPE,
-    Converted,
-    converted_model,
-    replaced_before,
-)
-from synthesizer.models.interface import require_interface
-from synthesizer.models.table_heads import dot_layers, is_own
-from synthesizer.models.tables import ABSOLUTE
+from synthesizer.models.config import CONVERTED
 from synthesizer.untrusted import check_regular_file
 
 SAFE: dict[str, Any] = {"trust_remote_code": False}
@@ -58,7 +53,7 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
         model, found = chosen.from_pretrained(
             where,
             output_loading_info=True,
-            attn_implementation=None if config.model_type == MODEL_TYPE else "eager",
+            attn_implementation=None if config.model_type == CONVERTED else "eager",
             dtype=torch.float32,
             use_safetensors=None if options else True,
             **SAFE,
@@ -241,7 +236,7 @@ def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of
     own: tuple[type[PreTrainedModel], ...] = (SynthesizerModel, *MODELS.values())
     ours = {cls.__name__: cls for cls in own}
     name = str((config.architectures or [""])[0])
-    is_converted = config.model_type == MODEL_TYPE
+    is_converted = config.model_type == CONVERTED
     name = name.removeprefix("Converted") if is_converted else name
     named = ours.get(name) or getattr(transformers, name, unnamed)
     if not (isinstance(named, type) and issubclass(named, PreTrainedModel)):

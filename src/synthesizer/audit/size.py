@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from synthesizer.audit.converted import kept_keys
 from synthesizer.audit.hook import Layer
 from synthesizer.benchmark.clock import Timing, time_in_turn
-from synthesizer.models.converted import kept_keys
 
 LENGTHS = (64, 256, 512)  # timed where the user names none
 MOST_TOKENS = 2048  # of a timed pass

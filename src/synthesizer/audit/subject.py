@@ -12,8 +12,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from synthesizer.audit.converted import replaced_before
 from synthesizer.audit.encode import encode
 from synthesizer.audit.examples import METRICS, Example, Examples, read_examples
+from synthesizer.audit.hook import is_own, other_layers
 from synthesizer.audit.load import (
     TEXTS,
     Reader,
@@ -28,11 +30,9 @@ from synthesizer.audit.media import encode_media, media_of, read_media
 from synthesizer.audit.record import RECORD
 from synthesizer.audit.run_data import RunData
 from synthesizer.audit.size import LENGTHS
+from synthesizer.audit.tables import KINDS
 from synthesizer.audit.weights import hash_weights, run_of
 from synthesizer.errors import UserError
-from synthesizer.models.converted import replaced_before
-from synthesizer.models.table_heads import is_own, other_layers
-from synthesizer.models.tables import KINDS
 
 LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 

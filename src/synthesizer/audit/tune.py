@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from synthesizer.attention.relative import Relative
+from synthesizer.attention.synthesis import Random
 from synthesizer.audit.load import attend_fast
 from synthesizer.audit.measured import Say
+from synthesizer.audit.tables import HeadTables
 from synthesizer.errors import UserError
-from synthesizer.models.table_heads import table_parameters
 from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 CHECKPOINT = "tuning.safetensors"
@@ -115,7 +117,9 @@ def _share(step: int, steps: int) -> float:
 
 
 def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
-    tables = table_parameters(model)
+    kinds = (HeadTables, Relative, Random)  # of converted models and of ours
+    modules = [module for module in model.modules() if isinstance(module, kinds)]
+    tables = [p for module in modules for p in module.parameters(recurse=False)]
     chosen = set(map(id, tables))
     others = [p for p in model.parameters() if id(p) not in chosen]
     for parameter in others:

@@ -1,8 +1,7 @@
 """Hugging Face models; importing this registers the Auto classes."""
 
 from synthesizer.models.backbone import SynthesizerModel
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.converted import ConvertedConfig
+from synthesizer.models.config import ConvertedConfig, SynthesizerConfig
 from synthesizer.models.heads import (
     MODELS,
     SynthesizerForCausalLM,

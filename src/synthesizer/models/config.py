@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from synthesizer.attention.mixers import build_mixer, spec_of_mixer
 from synthesizer.attention.rotary import Rotary
@@ -24,6 +24,7 @@ from synthesizer.spec import (
     split_layers,
 )
 
+CONVERTED = "synthesizer-converted"  # the model_type of pretrained models with replaced heads
 KINDS = {  # and the class of Hugging Face that opens each
     "decoder": "AutoModelForCausalLM",
     "encoder": "AutoModelForSequenceClassification",
@@ -265,3 +266,18 @@ def _refuse_foreign_code(values: dict[str, Any]) -> None:
                 f"config.json has {key} {named!r}, which names code of others; a synthesizer needs "
                 "none: remove the key"
             )
+
+
+class ConvertedConfig(PreTrainedConfig):
+    """What a folder of a converted model says; audit/ makes the architecture's own class of it."""
+
+    model_type = CONVERTED
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
+        from synthesizer.audit.converted import read_config  # the one hook for what audit/ makes
+
+        return read_config(config_dict, **kwargs)
+
+
+AutoConfig.register(CONVERTED, ConvertedConfig, exist_ok=True)

@@ -1,15 +1,23 @@
 """Put synthesized attention into a model that somebody else built: replace_attention.
 
     nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, and what holds
-    them. In a decoder layer self-attention is replaced; attention to a memory stays. Hugging Face
-    models: synthesizer.models registers how (models/replace.py).
+    them. A replacement keeps the call of nn.MultiheadAttention: batch_first both ways,
+    key_padding_mask True where a token is NOT real, attn_mask boolean (True: may not look) or added
+    to the logits.
 
-A replacement keeps the call of nn.MultiheadAttention: batch_first both ways, key_padding_mask True
-where a token is NOT real, attn_mask boolean (True: may not look) or added to the logits.
+    Hugging Face models. Where a spec holds `dot`, the architecture's queries, keys, rotary
+    positions, biases and soft caps stay, and the other parts are added; where it does not, the
+    projections of queries and keys are left out. The model becomes its converted twin
+    (converted.py), so that it saves and loads as one.
+
+        B = alpha_1 S_1 + ... + n alpha_n (the model's own dot product)      of n parts
+
+Self-attention is replaced; attention to a memory stays. This file needs torch alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +26,7 @@ from torch import Tensor, nn
 
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.layer import masked_softmax
+from synthesizer.attention.masks import too_long
 from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.synthesis import (
@@ -29,11 +38,11 @@ from synthesizer.attention.synthesis import (
     Random,
     Size,
     Synthesis,
+    joint_length,
 )
+from synthesizer.audit.tables import past, sink_slots, visible_softmax
 from synthesizer.errors import UserError
-
-REPLACERS: list[Callable[..., list[str] | None]] = []
-"""Ways to replace the attention of other kinds of models: each returns names, or None."""
+from synthesizer.spec import parse_spec, split_groups
 
 ZEROED: dict[type[Synthesis], tuple[str, ...]] = {  # what makes all logits of a part zero
     Random: ("table",),
@@ -140,9 +149,9 @@ def replace_attention(
     layers  which ones, counted from 0 in the order of the model; by default all
     fresh   draw every parameter anew
     """
-    for replace in REPLACERS:
-        if (names := replace(model, spec, max_len, layers, fresh=fresh)) is not None:
-            return names
+    transformers = sys.modules.get("transformers")
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        return _replace_in_pretrained(model, spec, max_len, layers, fresh=fresh)
     found = {name: (holder, attribute) for name, holder, attribute in _self_attentions(model)}
     names = choose_layers(list(found), layers, type(model).__name__)
     built = []  # all before the first is put in: an error leaves the model as it was
@@ -164,8 +173,8 @@ def choose_layers(found: Sequence[str], layers: Iterable[int] | None, model: str
     """The names of the chosen attentions."""
     if not found:
         raise UserError(
-            f"{model} holds no nn.MultiheadAttention that attends to itself; "
-            "for a Hugging Face model, import synthesizer.models first"
+            f"{model} holds no nn.MultiheadAttention that attends to itself, and no such layer of "
+            "a Hugging Face model; give a model that does"
         )
     chosen = range(len(found)) if layers is None else list(layers)
     if bad := [place for place in chosen if not 0 <= place < len(found)]:
@@ -289,3 +298,146 @@ def _as_visible(
             padding = padding.clamp(min=-1e30)
             added = padding if added is None else added + padding
     return visible, added
+
+
+class SynthesizedLogits(nn.Module):
+    """The parts of one layer's logits, its own dot product among them where the spec says dot."""
+
+    parts: Iterable[Synthesis]
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__()
+        spec = facts["spec"]
+        size = Size(facts["d_model"], facts["num_heads"], facts["max_len"], facts["d_head"])
+        terms = parse_spec(spec)
+        dots = sum(term.name == "dot" for term in terms)
+        if split_groups(spec) or dots > 1:
+            raise UserError(
+                f"synthesis {spec!r}: a Hugging Face model takes one mixture for all heads of a "
+                "layer, such as random+dot; tables for some heads are what convert makes"
+            )
+        parts = [build_synthesis(str(term), size) for term in terms if term.name != "dot"]
+        if any(part.has_last for part in parts):
+            raise UserError(f"synthesis {spec!r} has a logit for the last token; use relative")
+        if not all(part.biased for part in parts):
+            raise UserError(
+                f"synthesis {spec!r} asks for no bias, and this model's own is added to all heads; "
+                "use relative"
+            )
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
+        self.has_dot, self.size = bool(dots), size
+        self.any_length = joint_length(parts) if parts else True
+        self.mix = nn.Parameter(torch.zeros(size.num_heads, len(terms)))  # (H, parts), dot last
+        self.x: Tensor | None = None  # (B, T, D), the layer's input during a call
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+        options: Mapping[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """Attention (B, T, H, K) and its weights."""
+        num_queries, num_keys, device = query.shape[2], value.shape[2], value.device
+        if mask is not None and mask.dtype != torch.bool:
+            raise UserError(
+                f"a mask of shape {tuple(mask.shape)} holds {mask.dtype}; replaced attention takes "
+                "booleans, True where a query may look, or an attention_mask of shape (B, S)"
+            )
+        visible = mask
+        if visible is None and causal and num_queries > 1:
+            visible = past(num_queries, num_keys, device)
+        keys_at = self._positions(mask, num_keys, device)
+        at = keys_at[..., num_keys - num_queries :]
+        alphas = (self.mix.softmax(-1) * self.mix.shape[1]).unbind(-1)
+        x, self.x = self.x, None
+        assert x is not None
+        each: list[Tensor] = [
+            alpha[:, None, None] * part(x, None, at, keys_at) / self.mix.shape[1]
+            for alpha, part in zip(alphas, self.parts, strict=False)
+        ]
+        if self.has_dot:
+            keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            each.append(alphas[-1][:, None, None] * dot_logits(query, keys, options))
+        logits = sum(each[1:], start=each[0])
+        if options.get("position_bias") is not None:
+            logits = logits + options["position_bias"]
+        weights = visible_softmax(logits.float(), visible).to(value.dtype)
+        weights = weights.expand(len(value), -1, -1, -1)
+        dropped = nn.functional.dropout(weights, options.get("dropout") or 0.0, self.training)
+        values = value.repeat_interleave(self.size.num_heads // value.shape[1], 1)
+        return (dropped @ values).transpose(1, 2), weights
+
+    def _positions(self, mask: Tensor | None, num_keys: int, device: torch.device) -> Tensor:
+        """The position of each key, (S,) or (B, S), counted from where its text begins."""
+        slots = torch.arange(num_keys, device=device)
+        first = None if mask is None else sink_slots(mask)[0]
+        positions = slots if first is None else (slots - first[:, None]).clamp(min=0)
+        if not self.any_length and int(positions[..., -1].max()) >= self.size.max_len:
+            raise too_long(int(positions[..., -1].max()) + 1, self.size.max_len)
+        return positions
+
+
+def dot_logits(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """The dot products of an architecture whose keys are laid out one for one."""
+    scaling, softcap = options.get("scaling"), options.get("softcap")
+    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return logits if softcap is None else (logits / softcap).tanh() * softcap
+
+
+def _silence(logits: SynthesizedLogits, spec: str) -> None:
+    """Where the layer keeps its dot product, let the other parts start at zero."""
+    for part in logits.parts if logits.has_dot else ():
+        silence(part, spec)
+
+
+def _replace_in_pretrained(
+    model: Any, spec: str, max_len: int, layers: Iterable[int] | None, *, fresh: bool  # noqa: ANN401
+) -> list[str]:  # fmt: skip
+    from synthesizer.audit import converted  # which needs transformers
+    from synthesizer.audit.hook import is_cross, require_interface
+
+    require_interface(model)
+    base = model.base_model
+    found = [
+        name
+        for name, module in base.named_modules()
+        if converted.has_projections(module) and not is_cross(name, module)
+    ]
+    names = choose_layers(found, layers, type(model).__name__)
+    before = converted.replaced_before(model)
+    for place, name in enumerate(found):
+        if name in before and name in names:
+            held = before[name].get("spec", f"tables in {len(before[name]['heads'])} heads")
+            raise UserError(
+                f"layer {place} of this model was replaced before ({held}); name others with "
+                "layers=[...], or begin with the model that it was made of"
+            )
+    has_dot = any(term.name == "dot" for term in parse_spec(spec))
+    replaced = dict[str, dict[str, Any]]()
+    for name in names:
+        sizes = converted.head_facts(base.get_submodule(name))
+        heads = [] if has_dot else list(range(sizes["num_heads"]))
+        replaced[name] = {"spec": spec, "heads": heads, **sizes, "max_len": max_len}
+    for name, facts in replaced.items():
+        if not fresh:  # what cannot start at the old function is refused before anything changes
+            _silence(SynthesizedLogits(facts), spec)
+        attention = base.get_submodule(name)
+        weight = next(attention.parameters())
+        state = {f"own.{key}": value for key, value in attention.state_dict().items()}
+        state = converted.narrowed_state(state, "", {"own": facts})
+        converted.narrow_attention(attention, facts)
+        attention.load_state_dict(
+            {key.removeprefix("own."): value for key, value in state.items()}, strict=False
+        )
+        if fresh:
+            attention.apply(model._init_weights)
+        else:
+            _silence(attention.synthesized, spec)
+        attention.to(device=weight.device, dtype=weight.dtype)
+    converted.become_converted(model, replaced)
+    model.set_attn_implementation(converted.NAME)
+    return names

@@ -9,7 +9,8 @@ tables put there. `config.replaced` names both:
     {"encoder.layer.0.attention.self": {"heads": [0, 5], "num_heads": 12, "num_key_heads": 12,
      "d_head": 32, "max_len": 128, "kind": "relative"}}
 
-Heads of queries may share heads of keys; such a key goes when all its queries have gone.
+Heads of queries may share heads of keys; such a key goes when all its queries have gone. A layer
+attends by a function of transformers' attention interface: `attend`.
 """
 
 import inspect
@@ -20,46 +21,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from synthesizer.attention.masks import real_tokens
-from synthesizer.attention.replace import REPLACERS
+from synthesizer.audit.replace import SynthesizedLogits, dot_logits
+from synthesizer.audit.tables import (
+    KINDS,
+    HeadTables,
+    past,
+    seen_through,
+    sink_slots,
+    visible_softmax,
+)
 from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
-from synthesizer.models.interface import NAME
+from synthesizer.models.config import CONVERTED
 from synthesizer.models.kept import Kept
-from synthesizer.models.replace import put_logits, replace_in_pretrained
-from synthesizer.models.tables import KINDS, HeadTables
 from synthesizer.untrusted import listed
 
-MODEL_TYPE = "synthesizer-converted"
+NAME = "synthesizer"  # of the attention function, and of its mask twin
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
+FUSED = "c_attn"  # GPT-2's one projection to queries, keys and values
 _COUNTED = re.compile(
     r"(?:view|reshape|shape)\w*\s*(?:=|\()[^\n]*self\.(?:num_heads|num_attention_heads|n_heads)\b"
 )
-FUSED = "c_attn"  # GPT-2's one projection to queries, keys and values
 
 Replaced = Mapping[str, Mapping[str, Any]]
-
-
-class ConvertedConfig(PreTrainedConfig):
-    """What a folder of a converted model says; reading it gives the architecture's own class."""
-
-    model_type = MODEL_TYPE
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
-        original = config_dict.get("original_model_type")
-        if original not in CONFIG_MAPPING:
-            raise UserError(
-                f"the converted model was a {original!r}, which this version of transformers does "
-                "not know; install the version that its config.json names"
-            )
-        return converted_config(CONFIG_MAPPING[original]).from_dict(config_dict, **kwargs)
 
 
 class Converted(Kept):
@@ -188,10 +181,15 @@ def narrow_attention(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa:
         _narrow_projections(attention, facts)
     attention.dot_heads = dot_heads(facts)
     if "spec" in facts:
-        put_logits(attention, facts)
+        attention.synthesized = SynthesizedLogits(facts)
+        attention.register_forward_pre_hook(_keep_input, with_kwargs=True)
         return
     attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
     attention.dot_keys = [kept_keys(facts).index(h // _group(facts)) for h in dot_heads(facts)]
+
+
+def _keep_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    module.synthesized.x = args[0] if args else kwargs["hidden_states"]
 
 
 def become_converted(model: PreTrainedModel, replaced: Replaced) -> None:
@@ -251,6 +249,23 @@ def check_convertible(attention: nn.Module) -> None:
             f"{type(attention).__name__} has {listed(names)} and no separate projections of "
             "queries and keys that heads could be left out of; audit works, convert does not"
         )
+
+
+def head_facts(attention: Any) -> dict[str, int]:  # noqa: ANN401
+    """How many heads of which width an attention has, as its projections show."""
+    check_convertible(attention)
+    keys = ("head_dim", "attention_head_size", "key_value_proj_dim")
+    d_head = next(int(n) for key in keys if isinstance(n := getattr(attention, key, None), int))
+    children: dict[str, Any] = dict(attention.named_children())
+    if FUSED in children:
+        d_model, three = children[FUSED].weight.shape
+        queries = kept = three // 3
+    else:
+        pair = next(pair for pair in SEPARATE if set(pair) <= set(children))
+        queries, d_model = children[pair[0]].weight.shape
+        kept = len(children[pair[1]].weight)
+    heads, keys_of = queries // d_head, kept // d_head
+    return {"num_heads": heads, "num_key_heads": keys_of, "d_head": d_head, "d_model": d_model}
 
 
 def replaced_before(model: PreTrainedModel) -> dict[str, Mapping[str, Any]]:
@@ -332,13 +347,24 @@ def _splits_by_count(forward: Callable[..., Any]) -> bool:
     return _COUNTED.search(inspect.getsource(inspect.unwrap(forward))) is not None
 
 
+def read_config(facts: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401
+    """The config of a converted folder: of the architecture's own class, but for its name."""
+    original = facts.get("original_model_type")
+    if original not in CONFIG_MAPPING:
+        raise UserError(
+            f"the converted model was a {original!r}, which this version of transformers does "
+            "not know; install the version that its config.json names"
+        )
+    return converted_config(CONFIG_MAPPING[original]).from_dict(facts, **options)
+
+
 @cache
 def converted_config(original: Any) -> Any:  # noqa: ANN401  a class of configs and its twin
     """The converted twin of a config class; its models are registered with it."""
-    if getattr(original, "model_type", "") == MODEL_TYPE:
+    if getattr(original, "model_type", "") == CONVERTED:
         return original
     name = f"Converted{original.__name__}"
-    body = {"model_type": MODEL_TYPE, "__module__": __name__}
+    body = {"model_type": CONVERTED, "__module__": __name__}
     twin = type(name, (original,), body)
     autos: list[Any] = [
         auto
@@ -367,5 +393,125 @@ def _converted_model(original: Any, config_class: Any) -> Any:  # noqa: ANN401
     return type(f"Converted{original.__name__}", (Converted, original), body)
 
 
-AutoConfig.register(MODEL_TYPE, ConvertedConfig, exist_ok=True)
-REPLACERS.append(replace_in_pretrained)
+def attend(
+    module: Any,  # noqa: ANN401
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,  # noqa: ANN401  whatever this architecture passes
+) -> tuple[Tensor, Tensor | None]:
+    """(B, T, H, K) from values of all heads, and queries and keys of those that are dot products.
+
+    A layer that nothing was replaced in attends as its architecture does.
+    """
+    tables, synthesized = getattr(module, "tables", None), getattr(module, "synthesized", None)
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+    if synthesized is not None:
+        found: tuple[Tensor, Tensor] = synthesized(
+            query, key, value, attention_mask, causal=causal, options=options
+        )
+        return found
+    if tables is None and options.get("softcap") is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    replaced = [] if tables is None else list(tables.heads)
+    dots = list(range(query.shape[1])) if tables is None else module.dot_heads
+    num_heads = len(dots) + len(replaced)
+    group = num_heads // value.shape[1]
+    num_queries, num_keys = query.shape[2], value.shape[2]
+    visible, bias = attention_mask, options.get("position_bias")
+    if visible is not None and visible.dtype != torch.bool:
+        bias = visible if bias is None else bias + visible
+        visible = seen_through(visible)
+    parts = []
+    if tables is not None:
+        values = _heads(value, [head // group for head in replaced])
+        parts.append(tables(values, visible, num_queries=num_queries, causal=causal))
+    if dots:
+        if visible is None and causal and num_queries > 1:
+            visible = past(num_queries, num_keys, query.device)
+        keys = _heads(key, [head // group for head in dots] if tables is None else module.dot_keys)
+        values = _heads(value, [head // group for head in dots])
+        bias = None if bias is None else bias.expand(-1, num_heads, -1, -1)[:, dots]
+        queries = query[:, : len(dots)]  # zeros may fill up their number
+        parts.append(_dot(queries, keys, values, visible, bias, options))
+    order = torch.tensor([*replaced, *dots]).argsort()
+    return torch.cat(parts, 1)[:, order].transpose(1, 2), None
+
+
+def mask_of(
+    *args: Any,  # noqa: ANN401  transformers' own, by name
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,  # noqa: ANN401
+) -> Tensor | None:
+    """True where a query may attend, or None; it carries the slot at which each text begins.
+
+    A window may have dropped the first token: then its slot is negative, and no key is the first.
+    """
+    skip = allow_is_causal_skip and not (isinstance(kv_offset, int) and kv_offset > 0)
+    mask: Tensor | None = sdpa_mask(
+        *args, kv_offset=kv_offset, attention_mask=attention_mask, allow_is_causal_skip=skip,
+        **options,
+    )  # fmt: skip
+    if mask is not None:
+        begins = mask.new_zeros(len(mask), dtype=torch.long)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            begins = attention_mask.to(torch.uint8).argmax(-1)
+        mask.first_slot = begins - kv_offset  # type: ignore[attr-defined]
+    return mask
+
+
+def _dot(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, bias: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """Dot-product attention of heads whose keys and values are laid out one for one."""
+    dropout = options.get("dropout") or 0.0
+    if options.get("softcap") is not None:
+        weights = _dot_weights(query, key, visible, bias, options)
+        return nn.functional.dropout(weights, dropout) @ value
+    mask = visible
+    if bias is not None:
+        mask = bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=options.get("scaling")
+    )
+
+
+def _dot_weights(
+    query: Tensor, key: Tensor, visible: Tensor | None, bias: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """(B, H, T, S) of heads whose keys are laid out one for one."""
+    logits = dot_logits(query, key, options)
+    logits = logits if bias is None else logits + bias
+    if visible is not None:
+        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+    return logits.softmax(-1, dtype=torch.float32).to(query.dtype)
+
+
+def converted_weights(
+    module: Any, query: Tensor, key: Tensor, visible: Tensor, *, causal: bool,  # noqa: ANN401
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """(B, H, T, S) of all heads of a converted layer, dot products and tables alike."""
+    tables, dots = module.tables, module.dot_heads
+    logits = tables.logits(*visible.shape[2:], *sink_slots(visible), has_last=not causal)
+    parts = [visible_softmax(logits, visible).expand(len(query), -1, -1, -1)]
+    if dots:
+        bias = options.get("position_bias")
+        bias = None if bias is None else bias[:, dots]
+        keys = _heads(key, module.dot_keys)
+        parts.append(_dot_weights(query[:, : len(dots)], keys, visible, bias, options))
+    return torch.cat(parts, 1)[:, torch.tensor([*tables.heads, *dots]).argsort()]
+
+
+def _heads(states: Tensor, heads: list[int]) -> Tensor:
+    return states if heads == list(range(states.shape[1])) else states[:, heads]
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, mask_of)
