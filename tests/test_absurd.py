@@ -15,8 +15,7 @@ from synthesizer.experiment.recipe import dump, load_recipe, parse_recipe
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import expand_layers, modules_of, normalize_spec
 from synthesizer.study.asked import parse_jobs
-from synthesizer.study.row_list import parse_vary
-from synthesizer.study.rows import parse_row
+from synthesizer.study.rows import parse_row, parse_vary
 from tiny import language_model
 
 DIGITS = "9" * 4301  # more than Python's int() reads

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
+from synthesizer.experiment.recipe import list_settings, load_recipe
 from synthesizer.study.asked import Asked
 from synthesizer.study.guess import infer_recipe, is_data
 from synthesizer.study.plan import draw_up
@@ -43,7 +43,7 @@ def pairs(path, ratio=1, rows=60):
 
 def guess(path, **given):
     found = infer_recipe(str(path), **given)
-    return found, load_recipe(found.recipe, overrides=found.overrides)
+    return found, load_recipe(found.recipe, overrides=list_settings(found.settings))
 
 
 def test_a_table_with_a_label_is_classified(tmp_path):

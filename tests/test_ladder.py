@@ -30,9 +30,9 @@ from synthesizer.study.ladder import (
     Measured,
     find_lawless,
     fit_ladder,
-    make_rungs,
 )
 from synthesizer.study.plan import draw_up
+from synthesizer.study.rows import make_rungs
 from synthesizer.tasks import build_task
 from test_study import Here
 from tiny import language_model
@@ -182,7 +182,7 @@ def test_sentences_name_the_leader_the_trend_and_the_crossing():
 def test_rungs_halve_data_steps_and_parameters():
     recipe = load_recipe("python-docs", overrides=["model.d_model=128", "model.num_heads=8"])
     rungs = make_rungs(recipe, 4, 3)
-    values = [dict(change.split("=") for change in rung.changes) for rung in rungs]
+    values = [rung.settings for rung in rungs]
     assert [v["model.d_model"] for v in values] == ["128", "96", "64", "48"]
     assert [v["model.num_heads"] for v in values] == ["8", "6", "4", "3"]
     steps = recipe.train.steps

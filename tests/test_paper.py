@@ -23,7 +23,7 @@ def test_published_numbers_are_printed_as_published():
 
 def test_the_control_of_a_study_stands_beside_the_papers():
     recipe = load_recipe("tiny-wikitext2")
-    control = size_control(make_row("dot", (), recipe), recipe).label
+    control = size_control(make_row("dot", {}, recipe), recipe).label
     (ours, _) = paper_tables("mt-wmt14-ende", ["dot", "random+dot", control])
     rows = {row[0]: row[1] for row in ours.rows}
     assert rows["Transformer (Control)"] == control == "dot, as large as random+dot"

@@ -10,7 +10,7 @@ from synthesizer.experiment.published import published_parameters
 from synthesizer.experiment.recipe import load_recipe
 from synthesizer.models.cost import count_parameters, sketch
 from synthesizer.spec import normalize_spec
-from synthesizer.study.row_list import parse_vary
+from synthesizer.study.rows import parse_vary
 from synthesizer.training.build import rough_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
@@ -36,7 +36,9 @@ def test_every_command_can_be_planned(command):
     specs = [(normalize_spec(spec), f"{at[1:]}{own}") for spec, at, own in rows]
     against = {normalize_spec(row) for row in values.get("--against", [])}
     assert against <= {spec for spec, _ in specs}
-    varied = [change for text in values.get("--vary", []) for change in parse_vary(text)]
+    varied = [
+        change for text in values.get("--vary", []) for change in map("=".join, parse_vary(text))
+    ]
     for spec, own in specs:
         for change in varied or ["seed=1"]:
             sets = [*values.get("--set", []), change, *filter(None, [own])]

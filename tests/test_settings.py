@@ -11,8 +11,9 @@ import pytest
 from synthesizer.experiment.progress import Quiet
 from synthesizer.study import compare
 from synthesizer.study.asked import Asked
-from synthesizer.study.compare import conduct, fit_to_data
+from synthesizer.study.compare import conduct
 from synthesizer.study.plan import draw_up
+from synthesizer.study.search import fit_to_data
 from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
 from test_study import Here

@@ -4,11 +4,12 @@ Its sections and their defaults are in recipe_keys.py; a run directory keeps the
 every key spelled.
 """
 
+import copy
 import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +63,52 @@ class Recipe(Part):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
+Settings = Mapping[str, str]
+"""Values by dotted key, as a user types them: TOML or a bare string; empty is the default."""
+
+
+def parse_settings(overrides: Iterable[str]) -> dict[str, str]:
+    """Read `key=value` texts; the last of a key counts."""
+    settings = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set got '{override}'; expected key=value, as in train.steps=100")
+        settings[key.strip()] = text.lstrip()
+    return settings
+
+
+def list_settings(settings: Settings) -> list[str]:
+    """Write settings as `key=value` texts."""
+    return [f"{key}={text}" for key, text in settings.items()]
+
+
+class BaseRecipe:
+    """A recipe file that is read once; every recipe made of it is validated once.
+
+    `imports` are added to those of the file.
+    """
+
+    def __init__(self, name_or_path: str | Path, imports: Iterable[str] = ()) -> None:
+        self.name = str(name_or_path)
+        self._values, self._origin = _read(name_or_path)
+        named, imports = self._values.get("imports", []), list(imports)
+        _refuse_foreign_imports(Path(name_or_path), named, imports)
+        if imports:
+            self._values["imports"] = [*named, *imports]
+        self._made: dict[Any, Recipe] = {}
+
+    def make(self, settings: Settings, synthesis: str | None = None) -> Recipe:
+        """The recipe with a synthesis and settings of its own."""
+        key = (synthesis, *settings.items())
+        if key not in self._made:
+            values = copy.deepcopy(self._values)
+            if synthesis is not None:
+                values["synthesis"] = synthesis
+            self._made[key] = _changed(values, settings, self._origin)
+        return self._made[key]
+
+
 def load_recipe(
     name_or_path: str | Path,
     *,
@@ -69,32 +116,24 @@ def load_recipe(
     overrides: Iterable[str] = (),
     imports: Iterable[str] = (),
 ) -> Recipe:
-    """Read a built-in recipe by name or a TOML file by path, then apply `key=value` overrides.
-
-    `imports` are added to those of the recipe.
-    """
-    values, origin = _read(name_or_path)
-    _refuse_foreign_imports(Path(name_or_path), values.get("imports"), imports := list(imports))
-    if synthesis is not None:
-        values["synthesis"] = synthesis
-    if imports:
-        values["imports"] = [*values.get("imports", []), *imports]
-    for override in overrides:
-        _apply(values, override)
-    return _resolve(_validate(values, origin), origin)
+    """Read a built-in recipe by name or a TOML file by path, then apply `key=value` overrides."""
+    return BaseRecipe(name_or_path, imports).make(parse_settings(overrides), synthesis)
 
 
 def parse_recipe(text: str, origin: str = "recipe") -> Recipe:
     """Read the TOML text of a recipe; `origin` is what errors call it."""
-    return _resolve(_validate(_parse(text, origin), origin), origin)
+    return _changed(_parse(text, origin), {}, origin)
 
 
 def change(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
     """A recipe after `key=value` overrides."""
-    values = _parse(dump(recipe), "recipe")
-    for override in overrides:
-        _apply(values, override)
-    return _resolve(_validate(values, "recipe"), "recipe")
+    return _changed(_parse(dump(recipe), "recipe"), parse_settings(overrides), "recipe")
+
+
+def _changed(values: dict[str, Any], settings: Settings, origin: str) -> Recipe:
+    for key, text in settings.items():
+        _apply(values, key, text)
+    return _resolve(_validate(values, origin), origin)
 
 
 def dump(recipe: Recipe) -> str:
@@ -197,19 +236,16 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin} is not valid TOML: {error}; fix the file") from None
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
-    """Put 'a.b=c' into values; c is TOML or a bare string, and nothing returns the default."""
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set got '{override}'; expected key=value, as in train.steps=100")
-    *parents, last = key.strip().split(".")
+def _apply(values: dict[str, Any], key: str, text: str) -> None:
+    """Put a setting into values; nothing returns the default."""
+    *parents, last = key.split(".")
     table = values
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise UserError(f"--set {key}: '{parent}' is a value, not a section; drop what follows")
     if text.strip():
-        table[last] = _value(text.lstrip())
+        table[last] = _value(text)
     else:
         table.pop(last, None)
 

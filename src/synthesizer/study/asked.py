@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer.errors import UserError
+from synthesizer.experiment.recipe import parse_settings
 from synthesizer.sizes import parse_positions
 from synthesizer.study.stats import PLANNED
 from synthesizer.study.tune import TRIALS
@@ -44,15 +45,17 @@ class Asked:
     command: str = "synthesizer compare"
 
     @property
-    def recipe_overrides(self) -> tuple[str, ...]:
+    def settings(self) -> dict[str, str]:
         """What --set changes of the recipe."""
-        return tuple(text for text in self.overrides if not text.startswith(PRETRAIN))
+        given = parse_settings(self.overrides).items()
+        return {key: value for key, value in given if not key.startswith(PRETRAIN)}
 
     @property
-    def pretrain_overrides(self) -> tuple[str, ...]:
+    def pretrain_settings(self) -> dict[str, str]:
         """What --set changes of the recipe that pretrains."""
-        own = (text for text in self.overrides if text.startswith(PRETRAIN))
-        return tuple(text.removeprefix(PRETRAIN) for text in own)
+        given = parse_settings(self.overrides).items()
+        own = {key: value for key, value in given if key.startswith(PRETRAIN)}
+        return {key.removeprefix(PRETRAIN): value for key, value in own.items()}
 
     @property
     def trials(self) -> int:
@@ -85,7 +88,7 @@ def check(asked: Asked) -> None:
             "--tune with --pretrain would pretrain every trial; leave one of them out, or name "
             "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
         )
-    if asked.pretrain_overrides and not asked.pretrain:
+    if asked.pretrain_settings and not asked.pretrain:
         raise UserError(f"--set {PRETRAIN}... changes nothing without --pretrain; leave it out")
     parse_jobs(asked.jobs)
     if asked.match not in MATCHES:

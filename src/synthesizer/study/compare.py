@@ -5,10 +5,8 @@ their recipes is the synthesis (and the width or learning rates that --match and
 the initial value of a parameter is drawn from the seed and its role.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from synthesizer.errors import UserError
@@ -21,8 +19,7 @@ from synthesizer.study.perform import Job, Say, jobs_of, perform
 from synthesizer.study.plan import Plan, draw_up
 from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, Row
-from synthesizer.study.search import search, settle
-from synthesizer.study.settings import choose_settings, fit_length
+from synthesizer.study.search import fit_to_data, search, settle
 from synthesizer.study.stats import (
     FEWEST_SEEDS,
     Measured,
@@ -30,7 +27,6 @@ from synthesizer.study.stats import (
     judge,
     power_sentence,
 )
-from synthesizer.study.tune import TRIAL_SEEDS
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -80,7 +76,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
 def _say_power(plan: Plan, say: Say) -> None:
     """What so many seeds can be expected to decide, before they are run."""
     judged = [row for row in plan.rows if row.left_out is None and row.label != AGAIN]
-    tables = len({(row.varied, row.rung) for row in judged}) or 1
+    tables = len({tuple(row.varied.items()) for row in judged}) or 1
     seeds = sorted({len(plan.seeds), *(plan.looks.planned if plan.looks else ())})
     if len(plan.seeds) >= FEWEST_SEEDS and len(judged) > tables:
         rows = round(len(judged) / tables) - 1
@@ -113,31 +109,6 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     ]
 
 
-def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
-    """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
-
-    def prepare(plan: Plan) -> dict[str, Any]:
-        recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
-        report: dict[str, Any] = pool.ask({"do": "prepare", "recipe": dump(recipe)})["report"]
-        return report
-
-    def train(plan: Plan, paths: Sequence[Path]) -> None:
-        rows = enumerate(zip(plan.rows, paths, strict=True))
-        perform(
-            plan,
-            [
-                Job(n, plan.recipe(row, TRIAL_SEEDS[0]), path, "validation")
-                for n, (row, path) in rows
-            ],
-            pool,
-            say,
-            plain,
-        )
-        plan.errors.clear()  # a trial that fails is a trial that is not chosen
-
-    return choose_settings(fit_length(plan, prepare, say), train, say)
-
-
 def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
     """Give each row the feed-forward width that meets its budget; refuse what cannot be built."""
     return plan.with_rows([_fit_width(plan, row, pool, say) for row in plan.rows])
@@ -149,7 +120,7 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
         return row
     measure = "flops" if plan.asked.match == "flops" else "params"
     recipe = plan.recipe(row, plan.seeds[0])
-    other = Row("", row.like or "", "", changes=row.rung or row.varied)
+    other = Row("", row.like or "", "", settings=row.rung or row.varied)
     like = dump(plan.recipe(other, plan.seeds[0])) if row.like else None
     order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
     try:
@@ -164,14 +135,15 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
         return row
     note = f"d_ff {found['d_ff']}: as large as {row.like} ({found['off']:+,.0f} {measure})"
     say(f"{row.label}: {note}")
-    return replace(row, changes=(*row.changes, f"model.d_ff={found['d_ff']}"), note=note)
+    return row.with_settings({"model.d_ff": str(found["d_ff"])}, note=note)
 
 
 def _stages(plan: Plan) -> list[list[Job]]:
     """All runs at once, or a ladder's rung by rung from the smallest, each with its own time."""
-    rungs = list(dict.fromkeys(row.rung for row in plan.rows))[::-1]
-    jobs = jobs_of(plan)
-    return [[job for job in jobs if plan.rows[job.row].rung == rung] for rung in rungs]
+    rungs: dict[str | None, list[Job]] = {}
+    for job in jobs_of(plan):
+        rungs.setdefault(plan.rows[job.row].rung.get("train.data_share"), []).append(job)
+    return list(rungs.values())[::-1] or [[]]
 
 
 def next_plan(plan: Plan, say: Say) -> Plan | None:

@@ -31,21 +31,15 @@ keeps its size where the row saves the same share of compute at every scale.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import Recipe
-from synthesizer.study.rows import Row
-from synthesizer.untrusted import check_folder_name
-
 Array = NDArray[np.float64]
 
 FEWEST_RUNGS = 3  # two parameters a row and a floor: fewer rungs fit any
-MOST_SEEDS = 8  # of a small rung
 BACKWARD = 3.0  # a training token costs this many forward ones
 LEVEL = 0.05  # of any wrong interval among the rows
 DRAWS = 2000  # of the bootstrap
@@ -53,80 +47,6 @@ FLOORS = 24  # tried at once, twice
 LAWLESS = 0.01  # of ladders in which a row is left out by chance
 HOLDS = 0.5  # a lead that changes by less than this share of itself over the ladder holds
 GROWS, SHRINKS, STAYS, UNKNOWN = "grows", "shrinks", "holds", "unknown"
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A size and a budget: what it changes in the recipe, and how many seeds it gets."""
-
-    changes: tuple[str, ...]
-    num_seeds: int
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """Those of its changes that it is called by."""
-        return tuple(c for c in self.changes if c.startswith(("model.d_model=", "train.steps=")))
-
-
-def make_rungs(recipe: Recipe, count: int, seeds: int) -> list[Rung]:
-    """The recipe and smaller ones, the largest first; `seeds` are those of the largest."""
-    if count < 2:
-        raise UserError(f"--ladder is {count}; ask for 2 rungs or more ({FEWEST_RUNGS} for a law)")
-    rungs = [_rung(recipe, down, seeds) for down in range(count)]
-    widths = [rung.changes[0] for rung in rungs]
-    if len(set(widths)) < count:
-        raise UserError(
-            f"--ladder {count} from {recipe.model.num_heads} heads gives two rungs the same width; "
-            f"ask for fewer, or for more heads of the top rung (--set model.num_heads=8)"
-        )
-    return rungs
-
-
-def _rung(recipe: Recipe, down: int, seeds: int) -> Rung:
-    model, train, evaluate = recipe.model, recipe.train, recipe.evaluate
-    heads = max(1, round(model.num_heads / 2 ** (down / 2)))
-    width = heads * (model.d_model // model.num_heads)
-    assert model.d_ff is not None
-    values = {
-        "model.d_model": width,
-        "model.num_heads": heads,
-        "model.d_ff": max(1, round(model.d_ff * width / model.d_model)),
-        "train.data_share": train.data_share / 2**down,
-        "train.steps": max(1, train.steps >> down),
-        "train.warmup": train.warmup >> down,
-        "train.checkpoint_every": max(1, train.checkpoint_every >> down),
-        "evaluate.every": max(1, evaluate.every >> down),
-    }
-    most = max(seeds, MOST_SEEDS)
-    return Rung(tuple(f"{k}={v}" for k, v in values.items()), min(most, seeds * 2**down))
-
-
-def climb(rows: Sequence[Row], rungs: Sequence[Rung], opponent: Row) -> list[Row]:
-    """Every row at every rung, the largest first; the opponent alone is compared with."""
-    scaled = {change.partition("=")[0] for change in rungs[0].changes}
-    for row in rows:
-        own = scaled & {change.partition("=")[0] for change in row.changes}
-        if own:
-            raise UserError(
-                f"row {row.label!r} sets {', '.join(sorted(own))}, which --ladder scales; leave "
-                "one of them out"
-            )
-    return [_at(row, rung, candidate=row is opponent) for rung in rungs for row in rows]
-
-
-def _at(row: Row, rung: Rung, *, candidate: bool) -> Row:
-    names = [change.rpartition(".")[2] for change in rung.named]
-    folder = "-".join([row.folder, *(name.replace("=", "-") for name in names)])
-    return replace(
-        row,
-        label=", ".join([row.label, *(name.replace("=", " ") for name in names)]),
-        folder=check_folder_name(folder, "the row's name"),
-        changes=(*row.changes, *rung.changes),
-        varied=rung.named,
-        rung=rung.changes,
-        num_seeds=rung.num_seeds,
-        candidate=candidate,
-    )
 
 
 def training_flops(result: dict[str, Any], recipe: dict[str, Any]) -> float:

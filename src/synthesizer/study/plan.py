@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,21 +10,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from synthesizer import __version__
+from synthesizer.data.corpora.corpus_list import describe_corpus
+from synthesizer.data.sources import Source, data_folder, open_source
 from synthesizer.errors import UserError, refuse_other_data
 from synthesizer.experiment.packed import unpack
-from synthesizer.experiment.recipe import Recipe, differences, dump, load_recipe, parse_recipe
+from synthesizer.experiment.recipe import (
+    BaseRecipe,
+    Recipe,
+    Settings,
+    differences,
+    dump,
+    list_settings,
+    parse_recipe,
+)
 from synthesizer.experiment.records import read_study
 from synthesizer.experiment.run import STUDY, Run, write_text
 from synthesizer.spec import import_modules, normalize_spec
-from synthesizer.study.asked import PRETRAIN, Asked, check
-from synthesizer.study.data import identify, old_names
+from synthesizer.study.asked import Asked, check
 from synthesizer.study.guess import Guess, infer_recipe, is_data
-from synthesizer.study.row_list import rows_of
-from synthesizer.study.rows import (
-    Row,
-    again,
-    size_control,
-)
+from synthesizer.study.rows import Row, again, rows_of, size_control
 from synthesizer.study.stats import (
     FEWEST_SEEDS,
     LEVEL,
@@ -41,11 +47,11 @@ PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a comparison, as overrides of one base recipe."""
+    """All runs of a comparison, as settings of one base recipe."""
 
     asked: Asked
-    base: str
-    overrides: tuple[str, ...]
+    base: BaseRecipe
+    settings: Settings  # of all rows
     shared: Recipe  # what all runs have in common
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
@@ -56,29 +62,20 @@ class Plan:
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
     looks: Looks | None = None
     guessed: Guess | None = None  # where the recipe was inferred from data
+    pretrain: tuple[BaseRecipe, Settings] | None = None  # what makes the run that a run starts from
     before: Recipe | None = None  # `shared` as it was inferred, once something was measured
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
     repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
     identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
 
-    def recipe(self, row: Row, seed: int, changes: Iterable[str] = ()) -> Recipe:
+    def recipe(self, row: Row, seed: int, more: Settings | None = None) -> Recipe:
         """The recipe of one run."""
-        return load_recipe(
-            self.base,
-            synthesis=row.spec,
-            overrides=self._changes(row, seed, changes),
-            imports=self.asked.imports,
-        )
+        return self.base.make(self._settings(row, seed, more), row.spec)
 
     def pretraining(self, row: Row, seed: int) -> Recipe:
         """The recipe of the run that one run starts from."""
-        assert self.asked.pretrain is not None
-        return load_recipe(
-            self.asked.pretrain,
-            synthesis=row.spec,
-            overrides=self._pretraining_changes(row, seed),
-            imports=self.asked.imports,
-        )
+        assert self.pretrain is not None
+        return self.pretrain[0].make(self._pretrain_settings(row, seed), row.spec)
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
         """The study's seeds that a row is trained with."""
@@ -91,13 +88,14 @@ class Plan:
 
     def command(self, row: Row, seed: int, *, pretraining: bool = False) -> str:
         """The command that makes one run alone."""
-        changes = (self._pretraining_changes if pretraining else self._changes)(row, seed)
-        sets = [word for change in changes for word in ("--set", change)]
+        base, settings = self.base, self._settings(row, seed)
+        if pretraining and self.pretrain:
+            base, settings = self.pretrain[0], self._pretrain_settings(row, seed)
+        sets = [word for text in list_settings(settings) for word in ("--set", text)]
         sets += [word for name in self.asked.imports for word in ("--import", name)]
-        base = self.asked.pretrain if pretraining and self.asked.pretrain else self.base
         out = ["--out", str(self.path(row, seed, pretraining=pretraining))]
         out += ["--track", self.asked.track] if self.asked.track else []
-        return shlex.join(["synthesizer", "train", base, "--synthesis", row.spec, *sets, *out])
+        return shlex.join(["synthesizer", "train", base.name, "--synthesis", row.spec, *sets, *out])
 
     def with_rows(self, rows: Iterable[Row]) -> "Plan":
         """The same plan with rows that know more."""
@@ -152,9 +150,9 @@ class Plan:
             "left_out": row.left_out,
             "error": self.errors.get(row.label),
             "note": row.note,
-            "varied": list(row.varied),
+            "varied": list_settings(row.varied),
             "trials": row.trials,
-            "settings": row.changes,
+            "settings": list_settings(row.settings),
             "candidate": row.candidate,
         }
 
@@ -164,27 +162,16 @@ class Plan:
         recipe = self.pretraining(self.rows[0], self.seeds[0])
         return {"recipe": recipe.name, "steps": recipe.train.steps, "folder": PRETRAINED}
 
-    def _pretraining_changes(self, row: Row, seed: int) -> list[str]:
+    def _pretrain_settings(self, row: Row, seed: int) -> dict[str, str]:
         """A row's model is the same before and after; its learning rates are not."""
-        model = [change for change in row.changes if change.startswith("model.")]
-        own = (*self.asked.pretrain_overrides, *model, f"seed={seed + row.first_seed}")
-        return _last_of_each(own)
+        assert self.pretrain is not None
+        model = {key: text for key, text in row.settings.items() if key.startswith("model.")}
+        return {**self.pretrain[1], **model, "seed": str(seed + row.first_seed)}
 
-    def _changes(self, row: Row, seed: int, changes: Iterable[str] = ()) -> list[str]:
-        start = self.path(row, seed, pretraining=True)
-        started = (f"train.start_from={start}",) if self.asked.pretrain else ()
-        own = (*started, f"seed={seed + row.first_seed}")
-        return _last_of_each((*self.overrides, *row.changes, *changes, *own))
-
-
-def _last_of_each(changes: Iterable[str]) -> list[str]:
-    """Overrides in order, each key as it was set last."""
-    last: dict[str, str] = {}
-    for text in changes:
-        key = text.partition("=")[0]
-        last.pop(key, None)
-        last[key] = text
-    return list(last.values())
+    def _settings(self, row: Row, seed: int, more: Settings | None = None) -> dict[str, str]:
+        start = {"train.start_from": str(self.path(row, seed, pretraining=True))}
+        own = {**(start if self.pretrain else {}), "seed": str(seed + row.first_seed)}
+        return {**self.settings, **row.settings, **(more or {}), **own}
 
 
 def draw_up(asked: Asked) -> Plan:
@@ -193,56 +180,61 @@ def draw_up(asked: Asked) -> Plan:
     import_modules(asked.imports)
     unpacked = asked.out is not None and unpack(asked.out)
     asked = replace(asked, against=tuple(map(_row_name, asked.against)))
-    if asked.pretrain and asked.quick:
-        shortened = _quicken(load_recipe(asked.pretrain, overrides=asked.pretrain_overrides))
-        first = tuple(f"{PRETRAIN}{change}" for change in shortened)
-        asked = replace(asked, overrides=(*first, *asked.overrides))
-    guess, overrides, words = _begin(asked)
-    if unpacked:
-        words = (f"{asked.out} was packed; its records are unpacked beside it", *words)
-    base, source = guess.recipe, guess.source
-    recipe = load_recipe(base, overrides=overrides, imports=asked.imports)
+    guess = Guess(asked.recipe, {}, ())
+    if is_data(asked.recipe):
+        given = {key: value.strip("\"' ") for key, value in asked.settings.items()}
+        guess = infer_recipe(asked.recipe, given.get("task"), given)
+    base = BaseRecipe(guess.recipe, asked.imports)
+    whole = base.make(guess.settings) if asked.quick else None
+    settings = {**guess.settings, **(_quicken(whole) if whole else {}), **asked.settings}
+    recipe = base.make(settings)
     import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
-    fingerprint, identity = identify(recipe, source)
-    # More trials go on where fewer ended, so that their number is not part of the name.
-    named = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
-    named += [asked.pretrain or "", *asked.pretrain_overrides, *asked.vary]
-    named += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
-    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:8]
-    looks = Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None
+    fingerprint, identity = _identify(recipe, guess.source)
+    pretrain = _pretrain(asked)
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
     rows = rows_of(asked, recipe, seeds)
     if asked.ladder:
         seeds = max(row.num_seeds or seeds for row in rows)
-    name = recipe.name if asked.out else check_folder_name(recipe.name, "the recipe's name")
+    packed = [f"{asked.out} was packed; its records are unpacked beside it"] if unpacked else []
     plan = Plan(
         asked,
         base,
-        overrides,
+        settings,
         shared,
         tuple(range(recipe.seed, recipe.seed + seeds)),
         tuple(rows),
-        asked.out or Path("runs") / f"{name}-{digest}",
+        asked.out or _default_out(asked, shared, fingerprint, pretrain),
         fingerprint,
-        (*words, *_say_rates(asked, recipe)),
-        looks=looks,
-        guessed=guess if source else None,
+        (*packed, *guess.reasons, *_say_shortened(asked, whole, recipe)),
+        looks=Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None,
+        guessed=guess if guess.source else None,
+        pretrain=pretrain,
     )
     plan.meet(shared, identity)
-    refuse_to_mix(plan)
+    there = read_study(plan.out / STUDY) if (plan.out / STUDY).exists() else None
+    _refuse_to_mix(plan, there)
     _check_pretraining(plan)
     _check_opponents(plan)
     _check_seeds(plan)
-    return _as_begun(plan)
+    return plan if there is None else _as_begun(plan, there)
 
 
-def _as_begun(plan: Plan) -> Plan:
+def _default_out(
+    asked: Asked, shared: Recipe, fingerprint: str, pretrain: tuple[BaseRecipe, Settings] | None
+) -> Path:
+    """A directory that is named after all that its runs have in common."""
+    # More trials go on where fewer ended, so that their number is not part of the name.
+    named = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
+    named += [asked.pretrain or "", *(list_settings(pretrain[1]) if pretrain else ()), *asked.vary]
+    named += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
+    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:8]
+    name = check_folder_name(shared.name, "the recipe's name")
+    return Path("runs") / f"{name}-{digest}"
+
+
+def _as_begun(plan: Plan, there: dict[str, Any]) -> Plan:
     """A study goes on with the search it began with: other settings would be another study."""
-    path = plan.out / STUDY
-    if not path.exists():
-        return plan
-    there = read_study(path)
     plan.meet(plan.shared, there.get("identity"))
     repeated = (there.get("search") or {}).get("repeated", 0)
     tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
@@ -266,27 +258,25 @@ def _known_trials(there: dict[str, Any]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _begin(asked: Asked) -> tuple[Guess, tuple[str, ...], tuple[str, ...]]:
-    """What is inferred, with its overrides (the user's last) and the words for both."""
-    guess = Guess(asked.recipe, (), ())
-    if is_data(asked.recipe):
-        given = _given(asked.recipe_overrides)
-        guess = infer_recipe(asked.recipe, given.get("task"), given)
-    base, guessed, words = guess.recipe, guess.overrides, guess.reasons
-    if not asked.quick:
-        return guess, (*guessed, *asked.recipe_overrides), words
-    whole = load_recipe(base, overrides=guessed, imports=asked.imports)
-    overrides = (*guessed, *_quicken(whole), *asked.recipe_overrides)
-    steps = load_recipe(base, overrides=overrides, imports=asked.imports).train.steps
-    fewer = f" where the recipe has {whole.train.steps}" if steps != whole.train.steps else ""
-    return guess, overrides, (*words, f"quick: one seed, {steps} steps{fewer}; no verdict")
+def _pretrain(asked: Asked) -> tuple[BaseRecipe, Settings] | None:
+    """The recipe that pretrains and what is set in it, shortened in a quick look."""
+    if not asked.pretrain:
+        return None
+    base, own = BaseRecipe(asked.pretrain, asked.imports), asked.pretrain_settings
+    return base, {**(_quicken(base.make(own)) if asked.quick else {}), **own}
 
 
-def _say_rates(asked: Asked, recipe: Recipe) -> Iterator[str]:
+def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterator[str]:
+    """What a quick look leaves out, and whose learning rates all rows have."""
+    train = recipe.train
+    if whole is not None:
+        steps = whole.train.steps
+        fewer = f" where the recipe has {steps}" if train.steps != steps else ""
+        yield f"quick: one seed, {train.steps} steps{fewer}; no verdict"
     if not asked.trials:
         none = "tuned for none of them (--tune K gives each its own)"
         chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
-        rates = f"lr {recipe.train.lr:g}, tables x{recipe.train.table_rate:g}"
+        rates = f"lr {train.lr:g}, tables x{train.table_rate:g}"
         yield f"learning rates of all rows: {rates}; {chosen}"
 
 
@@ -335,7 +325,7 @@ def _check_opponents(plan: Plan) -> None:
             raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
 
 
-def _quicken(recipe: Recipe) -> tuple[str, ...]:
+def _quicken(recipe: Recipe) -> dict[str, str]:
     """Fewer steps, and all that is counted in steps with them."""
     train, evaluate = recipe.train, recipe.evaluate
     changes = {
@@ -345,13 +335,7 @@ def _quicken(recipe: Recipe) -> tuple[str, ...]:
         "evaluate.every": max(1, evaluate.every // QUICK),
         "evaluate.limit": min(evaluate.limit or QUICK_LIMIT, QUICK_LIMIT),
     }
-    return tuple(f"{key}={value}" for key, value in changes.items())
-
-
-def _given(overrides: Iterable[str]) -> dict[str, str]:
-    """What the user sets, as plain words; the last of a key counts."""
-    pairs = (text.partition("=") for text in overrides)
-    return {key.strip(): value.strip("\"' ") for key, _, value in pairs}
+    return {key: str(value) for key, value in changes.items()}
 
 
 def _is_foreign(path: Path) -> bool:
@@ -359,14 +343,13 @@ def _is_foreign(path: Path) -> bool:
     return not path.name.startswith(".") and not re.fullmatch(r"worker\d+\.log", path.name)
 
 
-def refuse_to_mix(plan: Plan) -> None:
+def _refuse_to_mix(plan: Plan, there: dict[str, Any] | None) -> None:
     """Refuse a directory with runs of another recipe, data or budget."""
     path = plan.out / STUDY
-    if not path.exists():
+    if there is None:
         if plan.out.exists() and any(map(_is_foreign, plan.out.iterdir())):
             raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
         return
-    there = read_study(path)
     try:
         before = there.get("inferred") or there["shared"]
         changed = differences(parse_recipe(before, str(path)), plan.shared)
@@ -379,7 +362,7 @@ def refuse_to_mix(plan: Plan) -> None:
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
         old, new = there.get("identity"), plan.identity
-        if new not in (None, old) if old else there["data"] not in old_names(plan.fingerprint):
+        if new not in (None, old) if old else there["data"] not in _old_names(plan.fingerprint):
             changed.append("the data have changed")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -423,3 +406,24 @@ def _say_seeds(runs: Sequence[str], looks: Sequence[int]) -> str:
     if looks:
         return f"looks at {', '.join(map(str, looks))} seeds"
     return f"{len(runs)} seeds ({runs[0]} to {runs[-1]})" if runs else "no seeds"
+
+
+def _identify(recipe: Recipe, known: Source | None) -> tuple[str, str | None]:
+    """What a study's directory is named after, and the identity of the data where that is files.
+
+    Of all else a worker tells the identity before the first run. Data that were read for a guess
+    are not opened again, unless the user set others.
+    """
+    if recipe.data.tasks:
+        return "mixture", None
+    if recipe.data.builtin and not recipe.data.train:
+        return describe_corpus(recipe.data.builtin), None
+    source = open_source(recipe.data, data_folder())
+    source = known if known and known.origin == source.origin else source
+    return source.fingerprint, source.identity if source.has_files else None
+
+
+def _old_names(fingerprint: str) -> tuple[str, str]:
+    """What a study of these data has in study.json where it began without their identity."""
+    made = f"of synthesizer {__version__} on Python {platform.python_version()}"
+    return fingerprint, f"{fingerprint} {made}"

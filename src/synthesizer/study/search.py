@@ -1,4 +1,9 @@
-"""Learning rates of all rows and dot's positions, tried on validation; the opponent (no torch).
+"""What is tried on validation before the table: rows with better settings, the opponent (no torch).
+
+Where a user's file is read, the amount of data decides some settings of all rows. Each choice
+(tokenizer, then dropout) is a few whole trainings of one cheap row, `dot`; the best goes into the
+recipe of every row. A translation's length is raised until no more than one pair in a hundred is
+cut. Then each row's learning rates and dot's positions are searched.
 
 Trials have seeds of their own and never see test. Where they have two seeds, the best settings of
 each row are trained again under the second, and the mean of both decides: tune.py.
@@ -9,14 +14,118 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from synthesizer.experiment.recipe import (
+    Settings,
+    dump,
+    leaves,
+    list_settings,
+    parse_settings,
+)
 from synthesizer.experiment.run import STUDY, Run
 from synthesizer.study.asked import AUTO, FOUND, WIDTHS
+from synthesizer.study.guess import LONGEST, Choice, round_up
 from synthesizer.study.perform import Job, Say, main_metric, perform
 from synthesizer.study.plan import Plan
 from synthesizer.study.pool import WorkerPool
-from synthesizer.study.rows import Row, again, size_control
+from synthesizer.study.rows import DOT, Row, again, size_control, slugs
 from synthesizer.study.tune import TRIAL_SEEDS, Tried, best_of, settings_of, worth_repeating
 from synthesizer.untrusted import check_folder_name
+
+MAX_LEN = "model.max_len"
+
+
+def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+    """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
+    if plan.guessed is None:
+        return plan
+    choices = () if plan.asked.pretrain else plan.guessed.choices
+    plan = _fit_length(plan, pool, say)
+    for choice in choices:
+        if plan.asked.settings.keys() & {*choice.keys}:
+            continue
+        if not plan.asked.searches:
+            say(f"{choice.name}: {_value(plan, choice)}, not measured in this kind of study")
+            continue
+        made = _measure(plan, choice, pool, say, plain)
+        plan = _with(plan, parse_settings(made["chosen"]))
+        plan = replace(plan, measured=(*plan.measured, made))
+    return plan
+
+
+def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
+    """The plan with a max_len that cuts at most one pair of a translation in a hundred."""
+    if plan.shared.task != "translation" or MAX_LEN in plan.asked.settings:
+        return plan
+    recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
+    found = pool.ask({"do": "prepare", "recipe": dump(recipe)})
+    needed, now = int(found["report"]["longest"]["train"]), plan.shared.model.max_len
+    if needed <= now:
+        return plan
+    length = round_up(needed)
+    say(f"max_len: {length} in place of {now} (99 of 100 pairs have up to {needed} tokens)")
+    if length < needed:
+        say(f"more than 1 of 100 pairs are cut: --set {MAX_LEN}=N takes longer ones than {LONGEST}")
+    tokens = max(plan.shared.train.batch_tokens, 4 * length)
+    return _with(plan, {MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
+
+
+def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool) -> dict[str, Any]:
+    """Train dot with each option; return what each reached and which is best."""
+    options: list[Settings] = [{}, *choice.options]
+    paths = [_choice_path(plan, option) for option in options]
+    values = [option.get(choice.keys[0]) or _value(plan, choice) for option in options]
+    rows = [
+        Row(f"{choice.name} {value}", DOT, f"trials/{path.parent.name}", settings=option)
+        for value, path, option in zip(values, paths, options, strict=True)
+    ]
+    say(f"{choice.name}: {len(rows)} trials of dot ({', '.join(values)}), chosen on validation")
+    jobs = [
+        Job(number, plan.recipe(row, TRIAL_SEEDS[0]), path, "validation")
+        for number, (row, path) in enumerate(zip(rows, paths, strict=True))
+    ]
+    perform(plan.with_rows(rows), jobs, pool, say, plain)
+    plan.errors.clear()  # a trial that fails is a trial that is not chosen
+    trials = [
+        _trial_record(plan, path, option) for path, option in zip(paths, options, strict=True)
+    ]
+    for trial, path in zip(trials, paths, strict=True):
+        if Run(path).is_finished:
+            trial["best_step"] = Run(path).result().get("best_step")
+    best = best_of(trials)
+    chosen = list(best.changes) if best else []
+    place = [trial["changes"] for trial in trials].index(chosen)
+    scores = [trial["validation"] for trial in trials]
+    found = ", ".join(
+        f"{value} {'failed' if score is None else f'{score:.4g}'}"
+        for value, score in zip(values, scores, strict=True)
+    )
+    say(
+        f"{choice.name}: {values[place]} (dot on validation, one seed: {found}; "
+        f"--set {choice.keys[0]}=... keeps one)"
+    )
+    return {"choice": choice.name, "row": DOT, "trials": trials, "chosen": chosen}
+
+
+def _with(plan: Plan, settings: Settings) -> Plan:
+    """The plan with more settings for every row."""
+    settings = {**plan.settings, **settings}
+    shared = plan.base.make(settings).model_copy(update={"synthesis": DOT, "seed": 0})
+    return replace(plan, settings=settings, shared=shared, before=plan.before or plan.shared)
+
+
+def _value(plan: Plan, choice: Choice) -> str:
+    """What a plan has where the choice is."""
+    return str(dict(leaves(plan.shared.model_dump()))[choice.keys[0]])
+
+
+def _choice_path(plan: Plan, option: Settings) -> Path:
+    """Where a trial goes: settings that were chosen before are part of its name."""
+    assert plan.guessed is not None
+    keys = {key for choice in plan.guessed.choices for key in choice.keys}
+    own = {key: text for key, text in {**plan.settings, **option}.items() if key in keys}
+    names = sorted(slug.replace('"', "") for slug in slugs(own))
+    length = f"max_len={plan.shared.model.max_len}"
+    return plan.out / "trials" / "-".join(["settings", length, *names]) / "trial1"
 
 
 def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
@@ -86,15 +195,15 @@ def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]
 
 def _known(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any] | None:
     """What study.json says of a trial whose run is not kept."""
-    path, settings = _trial_path(plan, row, trial, seed), list(_settings(plan, trial))
+    path, tried = _trial_path(plan, row, trial, seed), list_settings(_settings(plan, trial))
     if path.exists():
         return None
     run = str(path.relative_to(plan.out))
-    return next((t for t in row.trials if (t["run"], t["changes"]) == (run, settings)), None)
+    return next((t for t in row.trials if (t["run"], t["changes"]) == (run, tried)), None)
 
 
-def _settings(plan: Plan, trial: int) -> tuple[str, ...]:
-    return settings_of(plan.shared, trial) if plan.asked.trials else ()
+def _settings(plan: Plan, trial: int) -> Settings:
+    return settings_of(plan.shared, trial) if plan.asked.trials else {}
 
 
 def _trial_path(plan: Plan, row: Row, trial: int, seed: int) -> Path:
@@ -106,22 +215,28 @@ def _best_trials(plan: Plan, row: Row, count: int) -> list[int]:
     """The numbers of the trials that are trained again."""
     once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
     best = worth_repeating(once, plan.repeated)
-    return [trial for trial in range(count) if _settings(plan, trial) in best]
+    return [t for t in range(count) if tuple(list_settings(_settings(plan, t))) in best]
 
 
 def _record(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any]:
     path = _trial_path(plan, row, trial, seed)
+    record = _trial_record(plan, path, _settings(plan, trial), seed=seed)
+    return record | (_known(plan, row, trial, seed) or {})
+
+
+def _trial_record(plan: Plan, path: Path, settings: Settings, **more: int) -> dict[str, Any]:
+    """What a trial set and reached, as study.json keeps it."""
     record: dict[str, Any] = {
         "run": str(path.relative_to(plan.out)),
-        "changes": list(_settings(plan, trial)),
-        "seed": seed,
+        "changes": list_settings(settings),
+        **more,
         "validation": None,
     }
     if Run(path).is_finished:
         result = Run(path).result()
         record["validation"] = main_metric(result, "validation")[1]
         record["higher_is_better"] = result["higher_is_better"]
-    return record | (_known(plan, row, trial, seed) or {})
+    return record
 
 
 def _trials(plan: Plan, row: Row, count: int) -> list[dict[str, Any]]:
@@ -149,9 +264,9 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
     if not best.changes:
         return row
     say(f"{row.label}: best with {', '.join(best.changes)} ({_seen(best)})")
-    slugs = [text.partition(".")[2] for text in best.changes]
-    folder = check_folder_name("-".join([row.folder, *slugs]), "the row's settings")
-    return replace(row, folder=folder, changes=(*row.changes, *best.changes))
+    chosen = parse_settings(best.changes)
+    folder = check_folder_name("-".join([row.folder, *slugs(chosen)]), "the row's settings")
+    return row.with_settings(chosen, folder=folder)
 
 
 def _seen(best: Tried) -> str:

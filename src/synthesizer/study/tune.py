@@ -35,12 +35,12 @@ def point(number: int) -> tuple[float, float]:
     return first % 1, second % 1
 
 
-def settings_of(recipe: Recipe, number: int) -> tuple[str, ...]:
-    """What a row changes in its trial of this number, the first being 0."""
+def settings_of(recipe: Recipe, number: int) -> dict[str, str]:
+    """What a row sets in its trial of this number, the first being 0."""
     train, (first, second) = recipe.train, point(number)
     lr = train.lr * LR_RANGE ** (2 * first - 1)
     moved = train.lr * train.table_rate * TABLE_RANGE ** (2 * second - 1)
-    return f"train.lr={lr:.3g}", f"train.table_rate={moved / lr:.3g}"
+    return {"train.lr": f"{lr:.3g}", "train.table_rate": f"{moved / lr:.3g}"}
 
 
 @dataclass(frozen=True)
