@@ -68,7 +68,7 @@ STATISTICS = {
     "pearson": of_pairs(metrics.pearson_statistics, NUMBERS),
     "spearman": of_pairs(metrics.spearman_statistics, NUMBERS),
 }
-every_metric = pytest.mark.parametrize("name", metrics.SCORES)
+every_metric = pytest.mark.parametrize("name", metrics.METRICS)
 
 
 @every_metric
@@ -93,7 +93,7 @@ def test_examples_counted_twice_in_another_order_change_no_score(name):
     assert metrics.score(name, twice) == pytest.approx(metrics.score(name, statistics))
 
 
-@pytest.mark.parametrize("name", sorted(metrics.SCORES.keys() - {"cider", "spearman"}))
+@pytest.mark.parametrize("name", sorted(metrics.METRICS.keys() - {"cider", "spearman"}))
 def test_rows_drawn_with_repetition_score_as_their_examples_do(name):
     """CIDEr keeps the document frequencies, Spearman the ranks of the whole set."""
     drawn = [4, 1, 1, 0, 3]

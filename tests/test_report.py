@@ -16,7 +16,7 @@ import browser
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.metrics import SCORES, score
+from synthesizer.metrics import METRICS, Metric, score
 from synthesizer.report import metric_tables, plots
 from synthesizer.report.blocks import Section, Text
 from synthesizer.report.page import page
@@ -25,6 +25,7 @@ from synthesizer.report.sections import notes
 from synthesizer.report.style import _spread
 from synthesizer.report.tables import _bytes, cells
 from synthesizer.report.write import summarize_all, write_report
+from synthesizer.study import stats
 
 EDGES = np.linspace(-6.0, 0.0, 49)
 
@@ -526,9 +527,33 @@ def test_another_tool_can_wrap_its_sections():
     assert "<h2>One</h2>\n<p>a &lt; b</p>" in html
 
 
+def test_a_metric_added_from_outside_is_scored_judged_and_shown(tmp_path, monkeypatch):
+    """Its line in METRICS is all that a report and a verdict need."""
+    half = Metric(lambda total: float(50 * total[0] / total[1]), "half accuracy, %", margin=0.25)
+    monkeypatch.setitem(METRICS, "half", half)
+    home = make_study(tmp_path / "shift")
+    for file in home.rglob("seed*/result.json"):
+        try:
+            result = json.loads(file.read_text())
+        except ValueError:  # one of the runs is broken
+            continue
+        result["metrics"]["half"] = result["metrics"]["token_accuracy"] / 2
+        file.write_text(json.dumps(result))
+        arrays = dict(np.load(file.with_name("statistics.npz")))
+        np.savez(file.with_name("statistics.npz"), **arrays, half=arrays["token_accuracy"])
+    (summary,) = summarize_all([home])
+    assert metric_tables.metric_tables(summary) is None, "one metric needs no table of its own"
+    monkeypatch.setitem(metric_tables.COLUMNS, "probe", {"all": ("token_accuracy",)})
+    found = metric_tables.metric_tables(summary)
+    assert found.means[0] == ["variant", "all", "half accuracy, %"]
+    words = {row[0]: [cell.rpartition(", ")[2] for cell in row[1:]] for row in found.differences[1]}
+    assert words["dense"] == ["worse", "worse"]
+    assert stats.margin_for("half").of(90.0) == 0.25
+
+
 def test_every_main_metric_can_be_judged():
     mains = ("bleu", "bleu4", "rougeL", "perplexity", "bits_per_byte", "accuracy", "token_accuracy")
-    assert set(mains) <= set(SCORES)
+    assert set(mains) <= set(METRICS)
 
 
 def made(home, rows, **facts):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer.report.load import Row
-from synthesizer.report.metric_tables import COLUMNS, LOWER_IS_BETTER
+from synthesizer.report.metric_tables import COLUMNS, higher_is_better
 from synthesizer.report.summary import Summary, measured, scores_of
 from synthesizer.study.stats import (
     BETTER,
@@ -137,7 +137,7 @@ def means_by_metric(summary: Summary) -> str:
     """How many metrics have Dense's mean at the top and dot's at the bottom."""
     rows = {spec: row for spec in FIVE if (row := row_of(summary, spec)) is not None}
     columns = COLUMNS.get("dialogue", {}).values()
-    keys = [key for keys in columns for key in keys if key not in LOWER_IS_BETTER]
+    keys = [key for keys in columns for key in keys if higher_is_better(key)]
     top = bottom = count = 0
     for key in keys:
         means = {spec: [*scores_of(row, key).values()] for spec, row in rows.items()}

@@ -51,16 +51,17 @@ from synthesizer.metrics.per_example import (
     percent_from_statistics,
 )
 from synthesizer.metrics.rouge import ROUGE, rouge_signature, rouge_statistics
-from synthesizer.metrics.scores import SCORES, base_metric, score
+from synthesizer.metrics.scores import METRICS, Metric, base_metric, score, shown
 
 __all__ = [
     "DOCUMENTS",
     "EMBEDDING",
     "GLUE",
+    "METRICS",
     "NO_LABEL",
     "ROUGE",
-    "SCORES",
     "SUPERGLUE",
+    "Metric",
     "Statistics",
     "Total",
     "accuracy_statistics",
@@ -88,6 +89,7 @@ __all__ = [
     "rouge_signature",
     "rouge_statistics",
     "score",
+    "shown",
     "spearman_statistics",
     "superglue_average",
     "token_bigram_perplexity",

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from synthesizer.experiment.progress import clock
+from synthesizer.metrics import shown
 from synthesizer.report.blocks import Block, Figures, Plot, Points, Table, Text
 from synthesizer.report.load import Record, Row, Study, plain_change
 from synthesizer.report.opponent import opponent_of
@@ -23,7 +24,7 @@ from synthesizer.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer.report.summary import METRICS, MINUS, MISSING, span
+from synthesizer.report.summary import MINUS, MISSING, span
 from synthesizer.study.ladder import (
     FEWEST_RUNGS,
     GROWS,
@@ -59,7 +60,7 @@ class Ladder:
         """What is fitted, in words."""
         if self.by_loss:
             return "nats per target"
-        name = METRICS.get(self.metric, self.metric.replace("_", " ")).removesuffix(", %")
+        name = shown(self.metric).removesuffix(", %")
         return f"points of 100 {MINUS} {name}" if self.higher_is_better else name
 
     def losses(self, row: Row) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from synthesizer.experiment.published import paper
-from synthesizer.metrics import GLUE, SUPERGLUE, base_metric
+from synthesizer.metrics import GLUE, METRICS, SUPERGLUE, base_metric, shown
 from synthesizer.report.load import Row, Study, plain_change
 from synthesizer.report.opponent import base_of
 from synthesizer.report.summary import Summary, difference_text, measured, scores_of, span
@@ -59,8 +59,12 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Headings, and the metrics under each; two under one heading are shown as a/b, as in the paper."""
+_PLACED = {key for columns in COLUMNS.values() for keys in columns.values() for key in keys}
 
-LOWER_IS_BETTER = {"loss", "perplexity", "word_perplexity", "bits_per_byte"}
+
+def higher_is_better(name: str) -> bool:
+    """Whether more of a metric is better; the loss has no statistics of its own."""
+    return name in METRICS and METRICS[name].higher_is_better
 
 
 @dataclass(frozen=True)
@@ -76,21 +80,22 @@ def metric_tables(summary: Summary) -> MetricTables | None:
     study = summary.study
     rows = [row for row in study.rows if row.finished]
     task = str(study.recipe.get("task", ""))
+    added = {shown(name): (name,) for name in METRICS if name not in _PLACED}
     known = {
         head: tuple(key for key in keys if any(scores_of(row, key) for row in rows))
-        for head, keys in COLUMNS.get(task, {}).items()
+        for head, keys in {**COLUMNS.get(task, {}), **added}.items()
     }
-    shown = {head: keys for head, keys in known.items() if keys}
-    if len(shown) < 2:
+    columns = {head: keys for head, keys in known.items() if keys}
+    if len(columns) < 2:
         return None
-    means = [[row.label, *(_mean_sd(row, keys) for keys in shown.values())] for row in rows]
-    compared = {key: _compare(summary, rows, key) for keys in shown.values() for key in keys}
+    means = [[row.label, *(_mean_sd(row, keys) for keys in columns.values())] for row in rows]
+    compared = {key: _compare(summary, rows, key) for keys in columns.values() for key in keys}
     others = [row for row in rows if any(row.label in found for found in compared.values())]
     differences = [
-        [row.label, *(_differences(row, keys, compared) for keys in shown.values())]
+        [row.label, *(_differences(row, keys, compared) for keys in columns.values())]
         for row in others
     ]
-    head = ["variant", *shown]
+    head = ["variant", *columns]
     return MetricTables((head, means), (head, differences))
 
 
@@ -120,7 +125,7 @@ def _compare(summary: Summary, rows: Sequence[Row], key: str) -> dict[str, Compa
         return {line.row.label: line.comparison for line in lines if line.comparison is not None}
     found: dict[str, Comparison] = {}
     settings: dict[str, Any] = {"metric": base_metric(key), "margin": None}
-    settings["higher_is_better"] = base_metric(key) not in LOWER_IS_BETTER
+    settings["higher_is_better"] = higher_is_better(base_metric(key))
     for varied in dict.fromkeys(row.varied for row in rows):
         same = [row for row in rows if row.varied == varied]
         dot = base_of(summary.study, same[0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import STUDY
-from synthesizer.metrics import SCORES
+from synthesizer.metrics import METRICS, shown
 from synthesizer.report.answer import Varied, answer, answer_by_value
 from synthesizer.report.costs import cost_of, relative_cost
 from synthesizer.report.load import Record, Row, Study, plain_change
@@ -33,15 +33,6 @@ from synthesizer.study.stats import (
     voided,
 )
 
-METRICS = {  # as papers write them; others are written with spaces
-    "bleu": "BLEU",
-    "bleu1": "BLEU-1",
-    "bleu4": "BLEU-4",
-    "chrf": "chrF",
-    "rougeL": "ROUGE-L",
-    "accuracy": "accuracy, %",
-    "token_accuracy": "token accuracy, %",
-}
 PAPER_NAMES = {"dot": "Vanilla", NONE: "no self-attention"}
 MISSING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 CLOSING = 0.9  # a gap below this share of itself after the last third still shrinks
@@ -144,7 +135,7 @@ class Summary:
 
     @property
     def metric_name(self) -> str:
-        return METRICS.get(self.metric, self.metric.replace("_", " "))
+        return shown(self.metric)
 
     @property
     def digits(self) -> int:
@@ -190,7 +181,7 @@ def summarize(study: Study) -> Summary:
     again: Comparison | None = None
     margin, reference = "", None
     asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher, "margin": study.margin}
-    if dot is not None and metric in SCORES:
+    if dot is not None and metric in METRICS:
         reference = measured(dot, metric)
         _check_margin(study, metric, reference)
         trained = [row for row in study.rows if row.finished]
@@ -217,7 +208,7 @@ def summarize(study: Study) -> Summary:
     lines.sort(key=lambda line: _rank(line.mean, 1 if higher else -1))
     said = _answer(study, compared, lines, margin, higher_is_better=higher)
     documents = reference is not None and reference.units is not None
-    opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in SCORES else ()
+    opponents = tuple(_opponents(study, {**asked, "looks": looks})) if metric in METRICS else ()
     found_in = (study, metric, higher, tuple(lines), margin, said, again, looks, dot)
     return Summary(*found_in, has_documents=documents, opponents=opponents)
 
@@ -396,7 +387,7 @@ def scores_of(row: Row, metric: str) -> dict[int, float]:
 
 
 def _margin_text(metric: str, size: float) -> str:
-    name = METRICS.get(metric, metric.replace("_", " "))
+    name = shown(metric)
     if metric in LANGUAGE_MODEL and metric != "bits_per_byte":
         return f"{size:.3g} {name}, {BITS:g} bits per byte"
     share = name.removesuffix(", %")

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer.errors import UserError
-from synthesizer.metrics import DOCUMENTS, ROUGE, SCORES, Statistics, Total
+from synthesizer.metrics import DOCUMENTS, METRICS, Statistics, Total
 
 Array = NDArray[np.float64]
 Units = NDArray[Any]  # (examples,), the document of each example
@@ -371,18 +371,18 @@ class Margin:
         return f"{self.points:g}, at most {self.share:.0%} of dot's value"
 
 
-TEXTS, OTHERS = Margin(0.5), Margin(1.0)
-MARGINS = dict.fromkeys(
-    ("bleu", "bleu1", "bleu4", "chrf", *ROUGE, "meteor15_no_wordnet"), TEXTS
-)  # ours; --margin overrides it
 LANGUAGE_MODEL = {"bits_per_byte": 3, "perplexity": 1, "word_perplexity": 2}
 """Metrics whose margin is BITS per byte, and the column of their statistics that they divide by."""
-IN_PERCENT = set(SCORES) - set(LANGUAGE_MODEL)
+
+
+def in_percent(metric: str) -> bool:
+    """Whether a metric is a share of 100."""
+    return metric in METRICS and metric not in LANGUAGE_MODEL
 
 
 def margin_for(metric: str) -> Margin:
     """The default margin of a metric that is not a language model's."""
-    return MARGINS.get(metric, OTHERS)
+    return Margin(METRICS[metric].margin if metric in METRICS else 1.0)
 
 
 def allowed(metric: str, dot: "Measured") -> float:
@@ -409,7 +409,7 @@ def check_margin(margin: float, metric: str, dot: "Measured") -> None:
     dot's own is further than a margin goes.
     """
     score = float(np.mean(list(dot.scores.values())))
-    most, why = (100.0, "its scale") if metric in IN_PERCENT else (score, "dot's own")
+    most, why = (100.0, "its scale") if in_percent(metric) else (score, "dot's own")
     if not 0 < margin < most and np.isfinite(most):
         raise UserError(
             f"margin is {margin:g} points of {metric}; expected more than 0 and less than "
@@ -556,7 +556,7 @@ def _evidence(
         sides = [_influences(side, metric, sign, seeds) for side in (row, dot)]
     if sides[0].values.shape != sides[1].values.shape:
         sides = [Influences(np.full((len(seeds), 2), np.inf), 2.0)] * 2
-    limit = 100.0 if metric in IN_PERCENT else 0.0
+    limit = 100.0 if in_percent(metric) else 0.0
     return weigh(scores[0], scores[1], sides[0], sides[1], limit=limit)
 
 
@@ -566,7 +566,7 @@ def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) 
     fits = side.units is None or sizes == {len(side.units)}
     if len(tables) < len(seeds) or len(sizes) != 1 or sizes == {1} or not fits:
         return Influences(np.full((len(seeds), 1), np.inf), 1.0)
-    found = influences(SCORES[metric], tables, side.units)
+    found = influences(METRICS[metric].score, tables, side.units)
     values: Array = sign * found.values
     return Influences(values, found.units)
 
