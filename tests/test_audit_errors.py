@@ -18,10 +18,12 @@ from transformers import (
 
 from pretrained import VOCAB, build
 from synthesizer.audit.convert import build_converted
+from synthesizer.audit.examples import read_examples
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, num_positions
 from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
+from synthesizer.errors import UserError
 from test_audit import sentences, tokenizer
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -269,3 +271,9 @@ def test_a_speed_that_cannot_be_measured_is_left_out_with_a_word(
     assert main(["convert", str(out), "--heads", "1", "--out", str(tmp_path / "m")]) == 2
     assert "audit works, convert does not" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
+
+
+def test_a_text_that_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"w1 w2\nw3 \xe9 w4\n")
+    with pytest.raises(UserError, match=r"texts.txt, row 2: column .* is not UTF-8; save the file"):
+        read_examples(tmp_path / "texts.txt", "loss")

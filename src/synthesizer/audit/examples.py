@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer.audit.load import decoder_start, is_causal, reads_targets
-from synthesizer.data.columns import NAMES
+from synthesizer.data.columns import NAMES, BadRow, check_utf8
 from synthesizer.data.files import File, Row
 from synthesizer.data.sources import data_folder
 from synthesizer.errors import UserError
@@ -142,6 +142,12 @@ def read_examples(path: Path, metric: str) -> list[Example]:
     if not rows:
         raise UserError(f"{path} holds no rows; expected texts, one a line or row")
     texts, target = _columns(rows[:100], metric, path)
+    for row in rows:
+        try:
+            for name in texts:
+                check_utf8(str(row.fields.get(name)), name)
+        except BadRow as error:
+            raise UserError(f"{path}, row {row.number}: {error}; save the file as UTF-8") from None
     return [
         Example(tuple(str(row.fields[name]) for name in texts), row.fields.get(target))
         for row in rows
