@@ -30,12 +30,18 @@ from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
-from synthesizer.audit.encode import TokenRows, encode, tuning_rows
-from synthesizer.audit.examples import Example, _token_losses, read_examples, run
+from synthesizer.audit.examples import (
+    Example,
+    TokenRows,
+    _token_losses,
+    encode,
+    read_examples,
+    run,
+    tuning_rows,
+)
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.run import audit
-from synthesizer.audit.subject import Asked, read_subject
+from synthesizer.audit.run import Asked, audit, read_subject
 from synthesizer.audit.tables import HeadTables
 from synthesizer.audit.tune import Tuning, tune
 from synthesizer.cli import main
@@ -256,7 +262,7 @@ def test_the_loss_of_an_example_is_that_of_a_loop_over_its_labels(causal):
 def test_a_large_vocabulary_has_smaller_batches(monkeypatch):
     """Logits of 4,096 tokens and 262,144 words would take 4 GiB."""
     model, rows = build("bert"), [Example((text,)) for text in sentences(20)]
-    monkeypatch.setattr("synthesizer.audit.encode._BATCH_LOGITS", 24 * VOCAB)
+    monkeypatch.setattr("synthesizer.audit.examples._BATCH_LOGITS", 24 * VOCAB)
     for metric, least in (("loss", 5), ("agreement", 1)):
         batches = encode(rows, metric, model, tokenizer(), 12).batches
         assert len(batches) >= least

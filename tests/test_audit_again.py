@@ -11,11 +11,11 @@ from pretrained import MODELS, build, inputs
 from synthesizer import replace_attention
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import Asked, build_converted, convert
+from synthesizer.audit.cost import size_with
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, num_positions
+from synthesizer.audit.run import Asked as AskedToAudit
 from synthesizer.audit.run import audit
-from synthesizer.audit.size import size_with
-from synthesizer.audit.subject import Asked as AskedToAudit
 from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError

@@ -156,7 +156,7 @@ def test_a_file_in_the_place_of_out_is_seen_before_anything_is_measured(home, tm
 
 
 def test_a_long_ranking_says_how_long_it_will_take(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("synthesizer.audit.measured.SAID_EVERY", 0)
+    monkeypatch.setattr("synthesizer.audit.record.SAID_EVERY", 0)
     assert audited(home, tmp_path / "out", "bert", "texts.txt") == 0
     assert "5 of 6 heads measured, 0 minutes to go" in capsys.readouterr().err
 

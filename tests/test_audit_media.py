@@ -37,8 +37,7 @@ from synthesizer.audit.examples import Example, run
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, load_reader
 from synthesizer.audit.media import Media, encode_media, media_of, read_media, read_sound
-from synthesizer.audit.run import audit
-from synthesizer.audit.subject import Asked, read_subject
+from synthesizer.audit.run import Asked, audit, read_subject
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 

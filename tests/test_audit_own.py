@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import build_converted
+from synthesizer.audit.examples import RunData
 from synthesizer.audit.hook import Hook, other_layers
-from synthesizer.audit.run_data import RunData
 from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError

@@ -12,13 +12,19 @@ from transformers import (
 
 from pretrained import TRANSLATORS, build
 from synthesizer.audit.convert import Asked, convert
-from synthesizer.audit.encode import encode, pad, tuning_rows
-from synthesizer.audit.examples import Example, read_examples, run
+from synthesizer.audit.examples import (
+    Example,
+    RunData,
+    encode,
+    pad,
+    read_examples,
+    run,
+    tuning_rows,
+)
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model
+from synthesizer.audit.run import Asked as AskedToAudit
 from synthesizer.audit.run import audit
-from synthesizer.audit.run_data import RunData
-from synthesizer.audit.subject import Asked as AskedToAudit
 from synthesizer.audit.tune import Tuning, _loss
 from synthesizer.cli import main
 from synthesizer.experiment.recipe import load_recipe

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from synthesizer.audit.cost import Auditor, Point
-from synthesizer.audit.measured import Measured
+from synthesizer.audit.record import Measured
 from synthesizer.errors import UserError
 from test_audit import home, measured  # noqa: F401
 

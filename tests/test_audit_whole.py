@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from pretrained import build
-from synthesizer.audit.weights import hash_weights
+from synthesizer.audit.load import hash_weights
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from test_audit import home, measured, tokenizer  # noqa: F401
@@ -138,7 +138,7 @@ def test_every_shard_has_its_hash(tmp_path):
         "synthesizer.audit.run:_speeds",  # all is measured
         "synthesizer.audit.run:sha256",  # tables are written
         "synthesizer.audit.run:audit_page",
-        "synthesizer.audit.measured:Measured.finish",  # audit.json is written
+        "synthesizer.audit.record:Measured.finish",  # audit.json is written
     ],
 )
 def test_a_killed_audit_goes_on_or_is_whole(home, tmp_path, forks, moment):  # noqa: F811

@@ -11,11 +11,10 @@ import torch
 import browser
 from pretrained import build
 from synthesizer.audit.convert import Asked, convert
-from synthesizer.audit.encode import encode
-from synthesizer.audit.examples import Example
+from synthesizer.audit.examples import Example, encode
 from synthesizer.audit.load import load_model, load_tokenizer
+from synthesizer.audit.run import Asked as AskedToAudit
 from synthesizer.audit.run import audit
-from synthesizer.audit.subject import Asked as AskedToAudit
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from test_audit import sentences, tokenizer

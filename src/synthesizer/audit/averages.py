@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synthesizer.attention.layer import masked_softmax
 from synthesizer.audit.hook import Hook, Layer
-from synthesizer.audit.tables import RELATIVE, HeadTables, sink_slots, visible_softmax
+from synthesizer.audit.tables import RELATIVE, HeadTables, sink_slots
 
 Batch = Mapping[str, Any]
 TINY = 1e-8  # the least average attention: its logarithm is finite
@@ -115,14 +116,14 @@ def explain(hook: Hook, batches: Iterable[Batch], averages: list[Average]) -> li
     def look(layer: int, weights: Tensor, visible: Tensor) -> None:
         causal = averages[layer].layer.causal
         seen = visible & visible[:, 0].any(-2)[:, None, :, None]
-        uniform = visible_softmax(torch.zeros(()).expand(weights.shape[-2:])[None, None], seen)
+        uniform = masked_softmax(torch.zeros(()).expand(weights.shape[-2:])[None, None], seen)
         sums[layer][0] += _squares(weights, uniform * 0, seen)
         sums[layer][1] += _squares(weights, uniform, seen)
         slots = sink_slots(seen)
         for row, table in enumerate(tables[layer], start=2):
             size = weights.shape[-1]
             logits = table.logits(size, size, *slots, has_last=not causal)
-            sums[layer][row] += _squares(weights, visible_softmax(logits, seen), seen)
+            sums[layer][row] += _squares(weights, masked_softmax(logits, seen), seen)
 
     hook.read(batches, look)
     return [[_explained(*column) for column in total.T.tolist()] for total in sums]

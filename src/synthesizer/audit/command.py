@@ -85,8 +85,8 @@ def audit(
     An interrupted audit resumes when the same command is run again.
     """
     silence_libraries()
+    from synthesizer.audit.run import Asked
     from synthesizer.audit.run import audit as measure
-    from synthesizer.audit.subject import Asked
 
     asked = Asked(
         model=model,

@@ -23,34 +23,34 @@ from synthesizer.audit.converted import (
     narrowed_state,
     replaced_before,
 )
-from synthesizer.audit.cost import Point, most_heads
-from synthesizer.audit.encode import TokenRows, tuning_rows
-from synthesizer.audit.examples import read_examples
+from synthesizer.audit.cost import most_heads, random_texts
+from synthesizer.audit.examples import RunData, TokenRows, read_examples, tuning_rows
 from synthesizer.audit.hook import Layer, head_runs, is_own, stacks_of, tables_before
 from synthesizer.audit.load import (
     IMAGES,
     SOUNDS,
     TEXTS,
     Reader,
+    check_weights,
+    hash_readers,
     load_model,
     load_reader,
     reads_targets,
+    run_of,
 )
-from synthesizer.audit.measured import Say
 from synthesizer.audit.media import MediaRows, media_of, read_media
 from synthesizer.audit.record import (
     RECORD,
     TABLES,
+    Point,
+    Say,
     check_tables,
     model_name,
     model_path,
     read_audit,
 )
-from synthesizer.audit.run_data import RunData
-from synthesizer.audit.size import random_texts
 from synthesizer.audit.tables import RELATIVE, HeadTables
 from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
-from synthesizer.audit.weights import check_weights, hash_readers, run_of
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_folder
 from synthesizer.experiment.run import remove_leftovers

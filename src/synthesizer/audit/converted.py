@@ -29,16 +29,10 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
-from synthesizer.attention.masks import real_tokens
+from synthesizer.attention.layer import masked_softmax
+from synthesizer.attention.masks import real_tokens, visible_keys
 from synthesizer.audit.replace import SynthesizedLogits, dot_logits
-from synthesizer.audit.tables import (
-    KINDS,
-    HeadTables,
-    past,
-    seen_through,
-    sink_slots,
-    visible_softmax,
-)
+from synthesizer.audit.tables import KINDS, HeadTables, seen_through, sink_slots
 from synthesizer.errors import UserError
 from synthesizer.models.cache import ValueLayer
 from synthesizer.models.config import CONVERTED
@@ -419,7 +413,7 @@ def attend(
     dots = list(range(query.shape[1])) if tables is None else module.dot_heads
     num_heads = len(dots) + len(replaced)
     group = num_heads // value.shape[1]
-    num_queries, num_keys = query.shape[2], value.shape[2]
+    num_queries = query.shape[2]
     visible, bias = attention_mask, options.get("position_bias")
     if visible is not None and visible.dtype != torch.bool:
         bias = visible if bias is None else bias + visible
@@ -429,8 +423,8 @@ def attend(
         values = _heads(value, [head // group for head in replaced])
         parts.append(tables(values, visible, num_queries=num_queries, causal=causal))
     if dots:
-        if visible is None and causal and num_queries > 1:
-            visible = past(num_queries, num_keys, query.device)
+        if visible is None:
+            visible = visible_keys(None, causal, num_queries, value.shape[2], query.device)
         keys = _heads(key, [head // group for head in dots] if tables is None else module.dot_keys)
         values = _heads(value, [head // group for head in dots])
         bias = None if bias is None else bias.expand(-1, num_heads, -1, -1)[:, dots]
@@ -500,7 +494,7 @@ def converted_weights(
     """(B, H, T, S) of all heads of a converted layer, dot products and tables alike."""
     tables, dots = module.tables, module.dot_heads
     logits = tables.logits(*visible.shape[2:], *sink_slots(visible), has_last=not causal)
-    parts = [visible_softmax(logits, visible).expand(len(query), -1, -1, -1)]
+    parts = [masked_softmax(logits, visible).expand(len(query), -1, -1, -1)]
     if dots:
         bias = options.get("position_bias")
         bias = None if bias is None else bias[:, dots]

@@ -1,59 +1,41 @@
-"""What replacing heads costs: head by head, then more and more of them, with intervals.
+"""What replacing heads costs and saves.
 
-A cost is positive where the model gets worse, in the metric's own unit. Intervals resample the
-examples, the same ones for both models, so that what is hard for both cancels.
+Costs are measured head by head, then of more and more of them, with intervals. A cost is positive
+where the model gets worse, in the metric's own unit. Intervals resample the examples, the same ones
+for both models, so that what is hard for both cancels.
 """
 
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from synthesizer.audit.averages import Average
+from synthesizer.audit.converted import kept_keys
 from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.measured import Measured, Say
+from synthesizer.audit.hook import Hook, Layer
+from synthesizer.audit.record import HeadCost, Measured, Point, Say
 from synthesizer.audit.tables import HeadTables
+from synthesizer.benchmark.clock import Timing, time_in_turn
 from synthesizer.metrics.per_example import Statistics
 
 Head = tuple[int, int]  # layer, head
 RESAMPLES = 2000
 LEVEL = 0.05  # the chance that a bound is passed, at each end
 _NORMAL = 1.6449  # its quantile
-
-
-@dataclass(frozen=True)
-class HeadCost:
-    """What replacing one head alone does, on the examples that rank."""
-
-    layer: int
-    head: int
-    moved: float  # how far the outputs move: what heads are ranked by
-    moved_low: float
-    moved_high: float
-    cost: float  # in the metric
-    cost_low: float
-    cost_high: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """A number of heads replaced, and the metric there on the examples that judge."""
-
-    replaced: int
-    value: float
-    cost: float
-    low: float
-    high: float
-    order: str = "measured"  # or random: the control
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+LENGTHS = (64, 256, 512)  # timed where the user names none
+MOST_TOKENS = 2048  # of a timed pass
+MOST_WORK = 5e10  # its tokens times the model's parameters: large models are timed on fewer
+ROUNDS = 3
+_FLOAT = 4  # bytes
 
 
 class Auditor:
@@ -262,3 +244,63 @@ def checkpoints_of(total: int, steps: int) -> list[int]:
     counts = {round(step * total / steps) for step in range(steps + 1)}
     first = min(counts - {0})
     return sorted(counts | {max(1, first >> halved) for halved in range(first.bit_length())})
+
+
+def size_with(
+    layers: Sequence[Layer], d_model: int, length: int, replaced: Iterable[tuple[int, int]]
+) -> dict[str, int]:
+    """Of all attention layers with these (layer, head)s replaced by tables of this length.
+
+    Parameters of projections and tables, biases aside; FLOPs of a token in a text of this length;
+    bytes that a decoded token keeps.
+    """
+    gone = {place: list(layer.tables) for place, layer in enumerate(layers)}
+    for place, head in replaced:
+        gone[place].append(head)
+    parameters = flops = cache = 0
+    for place, layer in enumerate(layers):
+        facts = {**asdict(layer), "heads": gone[place]}
+        dots, keys = layer.num_heads - len(facts["heads"]), len(kept_keys(facts))
+        weights = d_model * layer.d_head * (dots + keys + layer.num_key_heads + layer.num_heads)
+        parameters += weights + len(facts["heads"]) * (2 * length + 1)
+        flops += 2 * weights + 2 * length * layer.d_head * (dots + layer.num_heads)
+        cache += _FLOAT * layer.d_head * (keys + layer.num_key_heads) if layer.causal else 0
+    return {"parameters": parameters, "flops": flops, "cache_bytes": cache}
+
+
+def random_texts(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
+    """Unpadded texts of random tokens: neither changes what is computed."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (num_timed(model, length), length))
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    )
+
+
+def num_timed(model: PreTrainedModel, length: int) -> int:
+    """How many examples of this length a timed pass reads."""
+    tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in model.parameters()))
+    return max(1, int(tokens) // length)
+
+
+def measure_speed(
+    models: Mapping[int, PreTrainedModel], batches: Mapping[int, dict[str, Tensor]]
+) -> list[dict[str, Any]]:
+    """Milliseconds of a forward pass over a batch of each length, best of ROUNDS.
+
+    Models are named by how many of their heads are replaced, and are timed in turn.
+    """
+    rows = []
+    for length, inputs in batches.items():
+        works = [partial(_forward, model, inputs) for model in models.values()]
+        rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
+        tokens = length * len(next(iter(inputs.values())))
+        for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
+            best = 1000 * Timing(seconds).best
+            rows.append({"length": length, "tokens": tokens, "replaced": replaced, "ms": best})
+    return rows
+
+
+@torch.no_grad()
+def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> object:
+    return model(**inputs)

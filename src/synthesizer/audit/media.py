@@ -25,14 +25,16 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from synthesizer.audit.encode import (
+from synthesizer.audit.examples import (
     BATCH_TOKENS,
+    Example,
+    Examples,
     class_number,
     decoder_row,
+    found_path,
     pad,
     target_tokens,
 )
-from synthesizer.audit.examples import Example, Examples, found_path
 from synthesizer.audit.hook import attention_length
 from synthesizer.audit.load import IMAGES, Reader, reads_targets
 from synthesizer.data.columns import NAMES

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.layer import masked_softmax
-from synthesizer.attention.masks import too_long
+from synthesizer.attention.masks import too_long, visible_keys
 from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.synthesis import (
@@ -40,7 +40,7 @@ from synthesizer.attention.synthesis import (
     Synthesis,
     joint_length,
 )
-from synthesizer.audit.tables import past, sink_slots, visible_softmax
+from synthesizer.audit.tables import sink_slots
 from synthesizer.errors import UserError
 from synthesizer.spec import parse_spec, split_groups
 
@@ -348,8 +348,8 @@ class SynthesizedLogits(nn.Module):
                 "booleans, True where a query may look, or an attention_mask of shape (B, S)"
             )
         visible = mask
-        if visible is None and causal and num_queries > 1:
-            visible = past(num_queries, num_keys, device)
+        if visible is None:
+            visible = visible_keys(None, causal, num_queries, num_keys, device)
         keys_at = self._positions(mask, num_keys, device)
         at = keys_at[..., num_keys - num_queries :]
         alphas = (self.mix.softmax(-1) * self.mix.shape[1]).unbind(-1)
@@ -365,7 +365,7 @@ class SynthesizedLogits(nn.Module):
         logits = sum(each[1:], start=each[0])
         if options.get("position_bias") is not None:
             logits = logits + options["position_bias"]
-        weights = visible_softmax(logits.float(), visible).to(value.dtype)
+        weights = masked_softmax(logits.float(), visible).to(value.dtype)
         weights = weights.expand(len(value), -1, -1, -1)
         dropped = nn.functional.dropout(weights, options.get("dropout") or 0.0, self.training)
         values = value.repeat_interleave(self.size.num_heads // value.shape[1], 1)

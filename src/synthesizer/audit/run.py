@@ -1,15 +1,16 @@
 """One audit, from a model and examples to an answer.
 
-audit.json           what was measured: heads, ranking, curve, answer
-tables.safetensors   each head's average attention, as logits
-report.html          the same as a page
-measured.jsonl       of an unfinished audit: what it has measured so far
+Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
+the curve, unless --fit names a file of its own. A run of ours has data of its own: its train
+split fits, its test split judges.
 """
 
 import json
 import math
 import platform
-from dataclasses import asdict
+import random
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,248 @@ from transformers import PreTrainedModel
 import synthesizer
 from synthesizer.audit.averages import Average, Explained, explain, measure_averages
 from synthesizer.audit.convert import build_converted
+from synthesizer.audit.converted import replaced_before
 from synthesizer.audit.cost import (
+    LENGTHS,
     Auditor,
-    HeadCost,
     checkpoints_of,
+    measure_speed,
     most_heads,
+    num_timed,
+    random_texts,
     sentence,
+    size_with,
     why_ended,
 )
-from synthesizer.audit.examples import Examples, Outcome
-from synthesizer.audit.hook import Hook, Layer, tables_before
-from synthesizer.audit.load import IMAGES, TEXTS, attend_fast
-from synthesizer.audit.measured import Measured, Say, fingerprint
-from synthesizer.audit.media import thumbnail
-from synthesizer.audit.page import audit_page
-from synthesizer.audit.record import PAGE, RECORD, TABLES, checksum
-from synthesizer.audit.size import measure_speed, num_timed, random_texts, size_with
-from synthesizer.audit.subject import (
-    Asked,
-    Subject,
-    check_asked,
-    check_tables,
-    check_unfinished,
-    read_subject,
-    timed_lengths,
+from synthesizer.audit.examples import (
+    METRICS,
+    Example,
+    Examples,
+    Outcome,
+    RunData,
+    encode,
+    read_examples,
 )
-from synthesizer.audit.weights import hash_readers, run_of
+from synthesizer.audit.hook import Hook, Layer, is_own, other_layers, tables_before
+from synthesizer.audit.load import (
+    IMAGES,
+    TEXTS,
+    Reader,
+    attend_fast,
+    check_metric,
+    guess_metric,
+    hash_readers,
+    hash_weights,
+    is_causal,
+    load_model,
+    load_reader,
+    num_positions,
+    run_of,
+)
+from synthesizer.audit.media import encode_media, media_of, read_media, thumbnail
+from synthesizer.audit.page import audit_page
+from synthesizer.audit.record import (
+    PAGE,
+    RECORD,
+    TABLES,
+    HeadCost,
+    Measured,
+    Say,
+    checksum,
+    fingerprint,
+)
+from synthesizer.audit.tables import KINDS
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_atomically
 from synthesizer.experiment.lock import locked
 from synthesizer.experiment.run import make_folder, provenance, remove_leftovers, write_text
 from synthesizer.manifest import sha256
 
+LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 SHOWN = 5  # examples whose outputs moved farthest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    model: str
+    data: Path | None  # None: the run's own
+    out: Path
+    metric: str | None = None
+    keep: float = 0.99
+    fit: Path | None = None
+    max_len: int | None = None
+    examples: int | None = None  # that judge
+    fit_examples: int = 1000  # whose attention is averaged
+    rank_examples: int = 100
+    steps: int = 12  # of the curve
+    rankings: int = 3  # how often the ranking is measured
+    table: str = "relative"
+    lengths: tuple[int, ...] = ()  # of timed texts
+    seed: int = 0
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the examples that average, rank and judge its heads."""
+
+    model: PreTrainedModel
+    reads: str  # texts, images or sounds
+    metric: str
+    max_len: int
+    fit: Examples
+    rank: Examples
+    judge: Examples
+    files: list[Example]  # those that judge, of images and sounds
+    left: dict[str, str]  # layers that are no dot product, and their specs
+    weights: dict[str, str]  # the sha256 of each file
+
+
+def read_subject(asked: Asked) -> Subject:
+    """Load the model, and encode the examples."""
+    model = load_model(asked.model, asked.metric)
+    weights = hash_weights(asked.model)
+    reader = load_reader(asked.model, model)
+    metric = asked.metric or guess_metric(model)
+    check_metric(metric, model)
+    files: list[Example] = []
+    if asked.data is None:
+        max_len = max(model.config.max_len, model.config.decoder_max_len)
+        fit, rank, judge = _run_parts(asked, metric)
+    else:
+        streams = metric == "loss" and is_causal(model)
+        fitting, judging = _split(asked, asked.data, metric, reader, streams)
+        limits = (
+            (fitting, asked.fit_examples),
+            (fitting, asked.rank_examples),
+            (judging, asked.examples),
+        )
+        if reader.kind == TEXTS:
+            max_len, tokenizer = _max_len(asked, model), reader.tokenizer
+            fit, rank, judge = (
+                encode(rows, metric, model, tokenizer, max_len, limit, asked.seed)
+                for rows, limit in limits
+            )
+        else:
+            _refuse_lengths(asked, reader.kind)
+            media, max_len = media_of([*fitting, *judging], metric, model, reader)
+            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
+            files = judging
+    parts = (fit, rank, judge)
+    return Subject(model, reader.kind, metric, max_len, *parts, files, _left(model), weights)
+
+
+def _refuse_lengths(asked: Asked, kind: str) -> None:
+    for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
+        if given:
+            raise UserError(f"{name} is for texts, and the model reads {kind}; leave it out")
+
+
+def _left(model: PreTrainedModel) -> dict[str, str]:
+    """Layers that are no dot product and are left as they are, by name, and their specs."""
+    if is_own(model):
+        return other_layers(model)
+    before = replaced_before(model).items()
+    return {name: str(facts["spec"]) for name, facts in before if "spec" in facts}
+
+
+def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
+    """What fits, ranks and judges, of a run's own data."""
+    run = run_of(asked.model)
+    assert run is not None
+    data = RunData(run, metric)
+    fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
+    return fit, rank, data.judging(asked.examples, asked.seed)
+
+
+def _split(
+    asked: Asked, data: Path, metric: str, reader: Reader, streams: bool
+) -> tuple[list[Example], list[Example]]:
+    """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts."""
+    read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
+    if asked.fit is not None:
+        judging = _shuffled(read(data, metric), asked.seed, streams)
+        return _shuffled(read(asked.fit, metric), asked.seed, streams), judging
+    rows = _shuffled(read(data, metric), asked.seed, streams)
+    if len(rows) < 4:
+        raise UserError(
+            f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
+            "judge by, and hundreds for an answer"
+        )
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def _shuffled(rows: list[Example], seed: int, streams: bool) -> list[Example]:
+    """In random order; rows that make windows of one stream stay beside their neighbours."""
+    return rows if streams else random.Random(seed).sample(rows, len(rows))
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuse what can be refused before a model is loaded."""
+    if asked.metric is not None and asked.metric not in METRICS:
+        raise UserError(f"--metric is {asked.metric!r}; choose from {', '.join(METRICS)}")
+    if asked.table not in KINDS:
+        raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
+    if asked.data is None:
+        if run_of(asked.model) is None:
+            raise UserError(
+                f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
+                "on; give a file of texts, or a directory of images, behind it"
+            )
+        for name, given in (("--fit", asked.fit), ("--max-len", asked.max_len)):
+            if given is not None:
+                raise UserError(
+                    f"{name} is for the texts of a file, and a run's own data are split and cut as "
+                    f"in training; leave it out, or name a file of texts"
+                )
+    if not 0 < asked.keep < 1:
+        raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
+    check_unfinished(asked.out)
+    if asked.out.exists() and not asked.out.is_dir():
+        raise UserError(f"{asked.out} is not a directory; name another --out")
+
+
+def check_unfinished(out: Path) -> None:
+    """Refuse a folder that holds an audit."""
+    if (out / RECORD).exists():
+        raise UserError(f"{out} holds an audit already; name another --out, or remove it")
+
+
+def _check_kind(asked: Asked, model: PreTrainedModel) -> None:
+    """New tables of a converted model are of the kind of those it has."""
+    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
+    if kinds - {asked.table}:
+        (kind,) = kinds - {asked.table}
+        raise UserError(
+            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
+            f"{kind}, or audit the model that it was made of"
+        )
+
+
+def _max_len(asked: Asked, model: PreTrainedModel) -> int:
+    limit = num_positions(model)
+    if asked.max_len is None:
+        return min(LONGEST, limit or LONGEST)
+    if limit is not None and asked.max_len > limit:
+        raise UserError(
+            f"--max-len is {asked.max_len} and the model has positions for {limit} tokens; "
+            f"give at most {limit}: longer texts are cut there, and counted"
+        )
+    return asked.max_len
+
+
+def timed_lengths(asked: Asked, model: PreTrainedModel) -> list[int]:
+    """The lengths to time: the user's, or those of LENGTHS that the model has positions for."""
+    limit = num_positions(model)
+    longer = [length for length in asked.lengths if limit is not None and length > limit]
+    if longer:
+        raise UserError(
+            f"--length is {longer[0]} and the model has positions for {limit} tokens; "
+            f"give at most {limit}"
+        )
+    return [n for n in asked.lengths or LENGTHS if n <= (limit or LONGEST) or asked.lengths]
 
 
 def audit(asked: Asked, say: Say) -> dict[str, Any]:
@@ -65,7 +275,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     check_asked(asked)
     subject = read_subject(asked)
     timed = _timed(asked, subject)
-    check_tables(asked, subject.model)
+    _check_kind(asked, subject.model)
     hook = Hook(subject.model)
     with hook:
         hook.discover(subject.judge.probe(subject.model))
@@ -148,12 +358,12 @@ def _measure(
         "left": subject.left,
         "value": points[0].value,
         "margin": margin,
-        "curve": [point.as_dict() for point in points],
-        "control": [point.as_dict() for point in control],
+        "curve": [asdict(point) for point in points],
+        "control": [asdict(point) for point in control],
         "order": order,
         "most_moved": moved,
         "heads": _heads(costs, explained),
-        "answer": best.as_dict(),
+        "answer": asdict(best),
         "sentence": sentence(best, len(order), margin, subject.metric, before),
         "ended": why_ended(points, best, margin, subject.metric),
     }
@@ -163,11 +373,10 @@ def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
     """Parameters, FLOPs and cache at every point of a record's curve."""
     layers = [Layer(**layer) for layer in record["layers"]]
     length = record["max_len"]
-    found = [
+    return [
         size_with(layers, record["d_model"], length, record["order"][: point["replaced"]])
         for point in record["curve"]
     ]
-    return [asdict(size) for size in found]
 
 
 def _speeds(

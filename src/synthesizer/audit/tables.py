@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.masks import too_long
+from synthesizer.attention.layer import masked_softmax
+from synthesizer.attention.masks import too_long, visible_keys
 from synthesizer.attention.relative import relative_logits, stretched
 
 RELATIVE, ABSOLUTE = "relative", "random"
@@ -68,11 +69,11 @@ class HeadTables(nn.Module):
         num_keys = values.shape[2]
         if self._is_shared(visible, num_queries, num_keys):
             return self._attend_shared(values, visible, causal=causal)
-        if visible is None and causal and num_queries > 1:
-            visible = past(num_queries, num_keys, values.device)
+        if visible is None:
+            visible = visible_keys(None, causal, num_queries, num_keys, values.device)
         first, last = (None, None) if visible is None else sink_slots(visible)
         logits = self.logits(num_queries, num_keys, first, last, has_last=not causal)
-        weights = visible_softmax(logits.to(values.dtype), visible)
+        weights = masked_softmax(logits.to(values.dtype), visible)
         if weights.shape[0] == 1 and values.shape[0] > 1:  # one product a head for the whole batch
             flat = values.permute(1, 2, 0, 3).flatten(2)  # (R, S, B K)
             mixed = (weights[0] @ flat).unflatten(2, (values.shape[0], -1))
@@ -162,14 +163,6 @@ class HeadTables(nn.Module):
         return f"heads={list(self.heads)}, max_len={self.max_len}, kind={self.kind!r}"
 
 
-def visible_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Softmax over the visible keys of a query; a query with none has zeros."""
-    if visible is None:
-        return logits.softmax(-1)
-    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
-    return weights.nan_to_num(0.0)
-
-
 def seen_through(mask: Tensor) -> Tensor:
     """True where a query may look, (B or 1, 1, T, S), from booleans or from what logits are added.
 
@@ -178,12 +171,6 @@ def seen_through(mask: Tensor) -> Tensor:
     """
     seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
     return seen.any(1, keepdim=True)
-
-
-def past(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """True at each query's own and earlier keys, (1, 1, T, S); queries are the last of the keys."""
-    slots = torch.arange(num_keys, device=device)
-    return (slots <= slots[num_keys - num_queries :, None])[None, None]
 
 
 def sink_slots(visible: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.synthesis import Random
 from synthesizer.audit.load import attend_fast
-from synthesizer.audit.measured import Say
+from synthesizer.audit.record import Say
 from synthesizer.audit.tables import HeadTables
 from synthesizer.errors import UserError
 from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
