@@ -27,16 +27,15 @@ from transformers import (
 import browser
 from pretrained import VOCAB, build, inputs
 from synthesizer.audit.averages import _explained, measure_averages
-from synthesizer.audit.convert import Asked as AskedToConvert
 from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
 from synthesizer.audit.examples import (
     Example,
-    TokenRows,
     _token_losses,
     encode,
     read_examples,
     run,
+    token_rows,
     tuning_rows,
 )
 from synthesizer.audit.hook import Hook
@@ -152,7 +151,7 @@ def test_speed_is_measured_along_the_curve_at_the_lengths_asked_for(home, tmp_pa
 ])  # fmt: skip
 def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric, auto):
     record = measured(home, metric, tmp_path / "audit")
-    count = convert(AskedToConvert(tmp_path / "audit", tmp_path / "model", heads=4), print)
+    count = convert(tmp_path / "audit", tmp_path / "model", print, heads=4)
     assert count == 4
     model = auto.from_pretrained(tmp_path / "model").eval()
     rows = read_examples(home / CASES[metric][1], metric)
@@ -190,7 +189,7 @@ def test_averages_are_those_of_a_loop():
                             last.append(weight)
                         else:
                             by_offset.setdefault(j - i, []).append(weight)
-            tables = average.tables("relative", [head])
+            tables = average.tables("relative").pick([head])
             for offset, weights in by_offset.items():
                 assert tables.offsets[0, offset + 7].exp() == pytest.approx(np.mean(weights))
             assert tables.sinks[0].exp().tolist() == pytest.approx([np.mean(first), np.mean(last)])
@@ -272,13 +271,13 @@ def test_a_large_vocabulary_has_smaller_batches(monkeypatch):
 
 def test_tuning_brings_outputs_nearer(home, tmp_path):
     measured(home, "agreement", tmp_path / "audit")
-    convert(AskedToConvert(tmp_path / "audit", tmp_path / "model", heads=6), print)
+    convert(tmp_path / "audit", tmp_path / "model", print, heads=6)
     original = load_model(str(home / "bare"), None)
     converted = AutoModel.from_pretrained(tmp_path / "model").eval()
     before = {name: p.clone() for name, p in converted.named_parameters()}
     texts = [Example((text,)) for text in sentences(40)]
     rows = tuning_rows(texts, original, tokenizer(), 12)
-    tuned = tune(original, converted, TokenRows(rows, tokenizer()), Tuning(40, batch=8), print)
+    tuned = tune(original, converted, token_rows(rows, tokenizer()), Tuning(40, batch=8), print)
     assert np.mean(tuned.losses[8:13]) < np.mean(tuned.losses[:5])  # a third brings layers nearer
     assert tuned.after < tuned.before
     moved = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
@@ -291,10 +290,8 @@ def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch
     tuning = Tuning(8, everything=True, batch=4)
 
     def converted(name, say):
-        asked = AskedToConvert(
-            tmp_path / "audit", tmp_path / name, heads=5, tuning=tuning, texts=home / "texts.txt"
-        )
-        convert(asked, say)
+        how = {"heads": 5, "tuning": tuning, "texts": home / "texts.txt"}
+        convert(tmp_path / "audit", tmp_path / name, say, **how)
         assert not (tmp_path / name / "tuning.safetensors").exists()
         return AutoModel.from_pretrained(tmp_path / name).state_dict()
 
@@ -325,7 +322,7 @@ def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
 
     def tuned(**options):
         model = build_converted(original, layers, {0: HeadTables((0, 1), 12)})
-        tuned = TokenRows(rows, tokenizer())
+        tuned = token_rows(rows, tokenizer())
         return tune(original, model, tuned, Tuning(**options), print, tmp_path)
 
     tuned(steps=2)
@@ -349,7 +346,7 @@ def test_a_causal_model_is_tuned_on_windows_of_its_texts():
     texts = [Example((text,)) for text in sentences(60)]
     rows = tuning_rows(texts, original, plain, 12)
     assert all(row["input_ids"][0] == 1 for row in rows)
-    tuned = tune(original, converted, TokenRows(rows, plain), Tuning(30, batch=4), print)
+    tuned = tune(original, converted, token_rows(rows, plain), Tuning(30, batch=4), print)
     assert tuned.after < tuned.before
     with pytest.raises(UserError, match="shorter than one window of 12 tokens"):
         tuning_rows(texts[:1], original, plain, 12)

@@ -10,12 +10,11 @@ import test_audit_own as own
 from pretrained import MODELS, build, inputs
 from synthesizer import replace_attention
 from synthesizer.audit.averages import measure_averages
-from synthesizer.audit.convert import Asked, build_converted, convert
+from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import size_with
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model, num_positions
-from synthesizer.audit.run import Asked as AskedToAudit
-from synthesizer.audit.run import audit
+from synthesizer.audit.run import Asked, audit
 from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError
@@ -159,7 +158,7 @@ def test_averages_have_rows_for_all_heads_and_sizes_count_what_went_before():
 def test_from_a_folder_to_a_folder_and_on(seq2seq, tmp_path, capsys):  # noqa: F811
     """T5: 5 heads, audited again, 4 more: the loaded folder scores what the second audit said."""
     half, out = tmp_path / "half", tmp_path / "again"
-    convert(Asked(seq2seq / "t5-audit", half, heads=5), print)
+    convert(seq2seq / "t5-audit", half, print, heads=5)
     words = ["audit", str(half), str(seq2seq / "pairs.csv"), "--out", str(out), "--max-len", "12"]
     words += ["--rank-examples", "4", "--rankings", "1", "--steps", "3", "--length", "4"]
     assert main(words) == 0
@@ -176,11 +175,11 @@ def test_from_a_folder_to_a_folder_and_on(seq2seq, tmp_path, capsys):  # noqa: F
     assert main(["convert", str(out), "--heads", "8", "--out", str(tmp_path / "no")]) == 2
     assert "the model has 7 that are dot products: give 1 to 7" in capsys.readouterr().err
     point = next(point for point in record["curve"] if point["replaced"] == 5)
-    convert(Asked(out, tmp_path / "more", heads=5), print)
+    convert(out, tmp_path / "more", print, heads=5)
     assert "10 of 12 heads as tables" in (tmp_path / "more" / "README.md").read_text()
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "more")
     assert sum(len(facts["heads"]) for facts in loaded.config.replaced.values()) == 10
-    asked = AskedToAudit(
+    asked = Asked(
         model=str(tmp_path / "more"), data=seq2seq / "pairs.csv", out=tmp_path / "third",
         max_len=12, rank_examples=2, rankings=1, steps=1,
     )  # fmt: skip
@@ -225,7 +224,7 @@ def test_tables_by_position_end_where_they_were_measured_and_are_not_mixed(seq2s
 
     tokenizer().save_pretrained(tmp_path / "half")
     assert type(load_model(str(tmp_path / "half"), "loss")).__name__ == "ConvertedBertForMaskedLM"
-    asked = AskedToAudit(str(tmp_path / "half"), seq2seq / "texts.txt", tmp_path / "out")
+    asked = Asked(str(tmp_path / "half"), seq2seq / "texts.txt", tmp_path / "out")
     with pytest.raises(UserError, match=r"--table is relative and the tables of .* are random"):
         audit(asked, print)
 

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from pretrained import TRANSLATORS, build
-from synthesizer.audit.convert import Asked, convert
+from synthesizer.audit.convert import convert
 from synthesizer.audit.examples import (
     Example,
     RunData,
@@ -23,8 +23,7 @@ from synthesizer.audit.examples import (
 )
 from synthesizer.audit.hook import Hook
 from synthesizer.audit.load import load_model
-from synthesizer.audit.run import Asked as AskedToAudit
-from synthesizer.audit.run import audit
+from synthesizer.audit.run import Asked, audit
 from synthesizer.audit.tune import Tuning, _loss
 from synthesizer.cli import main
 from synthesizer.experiment.recipe import load_recipe
@@ -48,7 +47,7 @@ def home(tmp_path_factory):
     for name in TRANSLATORS:
         build(name).save_pretrained(home / name)
         tokenizer().save_pretrained(home / name)
-        asked = AskedToAudit(
+        asked = Asked(
             model=str(home / name), data=home / "pairs.csv", out=home / f"{name}-audit",
             max_len=12, rank_examples=4, fit_examples=20, rankings=1, steps=3, lengths=(4,),
         )  # fmt: skip
@@ -59,8 +58,7 @@ def home(tmp_path_factory):
 
 
 def converted(home, name, out, say=print, **more):
-    asked = Asked(home / f"{name}-audit", out, heads=9, texts=home / "more.csv", **more)
-    convert(asked, say)
+    convert(home / f"{name}-audit", out, say, heads=9, texts=home / "more.csv", **more)
     return AutoModelForSeq2SeqLM.from_pretrained(out).eval()
 
 

@@ -10,11 +10,10 @@ import torch
 
 import browser
 from pretrained import build
-from synthesizer.audit.convert import Asked, convert
+from synthesizer.audit.convert import convert
 from synthesizer.audit.examples import Example, encode
 from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.run import Asked as AskedToAudit
-from synthesizer.audit.run import audit
+from synthesizer.audit.run import Asked, audit
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from test_audit import sentences, tokenizer
@@ -31,7 +30,7 @@ def whole(tmp_path_factory):
     rows = [{"text": f"{text} {HOSTILE}", "label": HOSTILE} for text in sentences(12)]
     (home / "<img src=x>.jsonl").write_text("\n".join(map(json.dumps, rows)))
     audit(
-        AskedToAudit(
+        Asked(
             model=str(home / "model"), data=home / "<img src=x>.jsonl", out=home / "audit",
             metric="loss", max_len=12, rank_examples=2, fit_examples=4, rankings=1, steps=2,
             keep=0.01, command=f"synthesizer audit {HOSTILE}",
@@ -177,7 +176,7 @@ def test_the_record_of_a_hostile_audit_is_refused(audited, tmp_path, name):
     else:
         change(audited / "audit.json", **given, checksum="")
     with pytest.raises(UserError, match=words):
-        convert(Asked(audited, tmp_path / "out", heads=1), print)
+        convert(audited, tmp_path / "out", print, heads=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -186,7 +185,7 @@ def test_a_pipe_in_an_audit_is_refused(audited, tmp_path, name):
     (audited / name).unlink()
     os.mkfifo(audited / name)
     with pytest.raises(UserError, match="is a pipe; expected a regular file"):
-        convert(Asked(audited, tmp_path / "out", heads=1), print)
+        convert(audited, tmp_path / "out", print, heads=1)
 
 
 def test_an_audit_of_another_model_is_refused(audited, tmp_path):
@@ -194,18 +193,18 @@ def test_an_audit_of_another_model_is_refused(audited, tmp_path):
     renamed = [{**layer, "name": f"evil.{layer['call']}"} for layer in layers]
     change(audited / "audit.json", layers=renamed, checksum="")
     with pytest.raises(UserError, match="is an audit of another model"):
-        convert(Asked(audited, tmp_path / "out", heads=1), print)
+        convert(audited, tmp_path / "out", print, heads=1)
 
 
 def test_a_converted_model_is_not_written_through_a_link(audited, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="is not an empty directory"):
-        convert(Asked(audited, tmp_path / "out", heads=1), print)
+        convert(audited, tmp_path / "out", print, heads=1)
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_card_of_a_converted_model_has_no_markup_of_users(audited, tmp_path):
-    convert(Asked(audited, tmp_path / "out", heads=3, command=f"``` {HOSTILE}"), print)
+    convert(audited, tmp_path / "out", print, heads=3, command=f"``` {HOSTILE}")
     text = (tmp_path / "out" / "README.md").read_text()
     assert not ESCAPES.search(text)
     assert r"examples of \<img src=x\>.jsonl" in text

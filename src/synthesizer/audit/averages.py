@@ -68,19 +68,18 @@ class Average:
         self.offsets.index_add_(1, place, apart)
         self.offset_counts.index_add_(0, place, (seen & plain[:, None]).sum(0).flatten().float())
 
-    def tables(self, kind: str, heads: Iterable[int] | None = None) -> HeadTables:
-        """Tables of all heads, or of some: softmax of a logarithm divides by what is visible."""
-        chosen = list(range(self.layer.num_heads)) if heads is None else list(heads)
-        tables = HeadTables(chosen, self.max_len, kind).requires_grad_(False)
+    def tables(self, kind: str) -> HeadTables:
+        """Tables of all heads: softmax of a logarithm divides by what is visible."""
+        heads = range(self.layer.num_heads)
+        tables = HeadTables(heads, self.max_len, kind).requires_grad_(False)
         if kind == RELATIVE:
-            means = self.offsets[chosen] / self.offset_counts.clamp(min=1)
+            means = self.offsets / self.offset_counts.clamp(min=1)
             tables.offsets.copy_(_log_filled(means, self.offset_counts > 0))
             counts = self.sink_counts.clamp(min=1)
-            tables.sinks.copy_((self.sinks[chosen] / counts).clamp(min=TINY).log())
+            tables.sinks.copy_((self.sinks / counts).clamp(min=TINY).log())
         else:
-            means = self.positions[chosen] / self.position_counts.clamp(min=1)
-            flat = _log_filled(means.flatten(0, 1), None)
-            tables.table.copy_(flat.view_as(tables.table))
+            means = self.positions / self.position_counts.clamp(min=1)
+            tables.table.copy_(means.clamp(min=TINY).log())
         return tables
 
     def _sinks(self, real: Tensor) -> list[Tensor]:
@@ -158,10 +157,10 @@ def _sinks_only(average: Average) -> HeadTables:
     return tables
 
 
-def _log_filled(means: Tensor, seen: Tensor | None) -> Tensor:
+def _log_filled(means: Tensor, seen: Tensor) -> Tensor:
     """Logarithms; what no text has shown is read from its seen neighbours."""
     logs = means.clamp(min=TINY).log()
-    if seen is None or bool(seen.all()) or not bool(seen.any()):
+    if bool(seen.all()) or not bool(seen.any()):
         return logs
     places = np.arange(len(seen))
     known = places[seen.numpy()]

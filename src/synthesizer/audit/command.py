@@ -138,12 +138,12 @@ def convert(
     It loads with from_pretrained after `import synthesizer.models`.
     """
     silence_libraries()
-    from synthesizer.audit.convert import Asked
     from synthesizer.audit.convert import convert as write
     from synthesizer.audit.tune import Tuning
 
     command = shlex.join(["synthesizer", *sys.argv[1:]])
     tuning = Tuning(tune, everything=tune_all, rate=tune_rate) if tune else None
-    asked = Asked(path, out, heads, keep, tuning, texts, command)
-    count = write(asked, say_aside)
+    count = write(
+        path, out, say_aside, heads=heads, keep=keep, tuning=tuning, texts=texts, command=command
+    )
     say(f"{count} heads replaced: {out}")

@@ -4,7 +4,6 @@ import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from synthesizer.audit.converted import (
     replaced_before,
 )
 from synthesizer.audit.cost import most_heads, random_texts
-from synthesizer.audit.examples import RunData, TokenRows, read_examples, tuning_rows
-from synthesizer.audit.hook import Layer, head_runs, is_own, stacks_of, tables_before
+from synthesizer.audit.examples import RunData, read_examples, token_rows, tuning_rows
+from synthesizer.audit.hook import Layer, cause, head_runs, is_own, stacks_of, tables_before
 from synthesizer.audit.load import (
     IMAGES,
     SOUNDS,
@@ -38,7 +37,7 @@ from synthesizer.audit.load import (
     reads_targets,
     run_of,
 )
-from synthesizer.audit.media import MediaRows, media_of, read_media
+from synthesizer.audit.media import media_rows, read_media
 from synthesizer.audit.record import (
     RECORD,
     TABLES,
@@ -206,71 +205,71 @@ def _by_position(tables: HeadTables, stack: Stack) -> Tensor:
     return logits
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the user asked for: so many heads, or as many as keep a share of the metric."""
+def convert(
+    audit: Path,
+    out: Path,
+    say: Say,
+    *,
+    heads: int | None = None,
+    keep: float | None = None,
+    tuning: Tuning | None = None,
+    texts: Path | None = None,
+    command: str = "",
+) -> int:
+    """Write the converted model's folder; how many heads were replaced is returned.
 
-    audit: Path
-    out: Path
-    heads: int | None = None
-    keep: float | None = None
-    tuning: Tuning | None = None
-    texts: Path | None = None  # to tune on
-    command: str = ""
-
-
-def convert(asked: Asked, say: Say) -> int:
-    """Write the converted model's folder; how many heads were replaced is returned."""
-    record = read_audit(asked.audit)
-    _check_out(asked)
-    count, name = _count(asked, record), model_path(record)
+    heads   so many; or as many as `keep` this share of the metric's value
+    texts   to tune on
+    """
+    record = read_audit(audit)
+    _check_out(out, is_tuned=tuning is not None)
+    count, name = _count(record, heads, keep), model_path(record)
     model = load_model(name, record["metric"])
-    _check_same(asked, record, name, say)
+    _check_same(audit, record, name, say)
     reader = load_reader(name, model)
     layers = [Layer(**layer) for layer in record["layers"]]
-    chosen = read_tables(asked.audit, record, record["order"][:count])
+    chosen = read_tables(audit, record, record["order"][:count])
     try:
         converted = build_converted(model, layers, chosen)
         _run(converted, reader)
     except UserError:
         raise
     except Exception as error:  # whatever an architecture's code says
-        cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
         named = {layer.name for layer in layers} <= {name for name, _ in model.named_modules()}
         if not named or not record.get("weights"):
             raise UserError(
-                f"{asked.audit} is an audit of another model than {name} ({cause}); audit this one"
+                f"{audit} is an audit of another model than {name} ({cause(error)}); audit this one"
             ) from None
         raise UserError(
-            f"a {type(model).__name__} cannot be run with heads left out of it ({cause}); audit "
-            "works, convert does not"
+            f"a {type(model).__name__} cannot be run with heads left out of it ({cause(error)}); "
+            "audit works, convert does not"
         ) from None
     tuned = None
-    if asked.tuning is not None:
-        rows = _tuning_rows(asked, record, model, reader)
-        asked.out.mkdir(parents=True, exist_ok=True)
-        tuned = tune(model, converted, rows, asked.tuning, say, asked.out)
+    if tuning is not None:
+        rows = _tuning_rows(texts, record, model, reader)
+        out.mkdir(parents=True, exist_ok=True)
+        tuned = tune(model, converted, rows, tuning, say, out)
 
     def fill(folder: Path) -> None:
         converted.save_pretrained(folder)
         reader.save(folder)
-        card = model_card(record, count, asked, tuned)
+        card = model_card(record, count, out.name, tuned, command)
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / MANIFEST).write_text(manifest_text(folder, {}), encoding="utf-8")
 
-    remove_leftovers(asked.out.resolve().parent, f"{asked.out.resolve().name}.")
-    write_folder(asked.out, fill, lambda: _clear(asked.out))
+    remove_leftovers(out.resolve().parent, f"{out.resolve().name}.")
+    write_folder(out, fill, lambda: _clear(out))
     return count
 
 
-def _check_out(asked: Asked) -> None:
+def _check_out(out: Path, *, is_tuned: bool) -> None:
     """Refuse a folder that holds anything but a tuning that was stopped."""
-    if not os.path.lexists(asked.out):
+    if not os.path.lexists(out):
         return
-    there = list(asked.out.iterdir()) if asked.out.is_dir() else [asked.out]
-    if any(asked.tuning is None or not _is_tuning(path) for path in there):
-        raise UserError(f"{asked.out} is not an empty directory; name another --out")
-    check_links(asked.out)
+    there = list(out.iterdir()) if out.is_dir() else [out]
+    if any(not is_tuned or not _is_tuning(path) for path in there):
+        raise UserError(f"{out} is not an empty directory; name another --out")
+    check_links(out)
 
 
 def _is_tuning(path: Path) -> bool:
@@ -285,13 +284,13 @@ def _clear(out: Path) -> None:
             path.unlink()
 
 
-def _check_same(asked: Asked, record: dict[str, Any], name: str, say: Say) -> None:
+def _check_same(audit: Path, record: dict[str, Any], name: str, say: Say) -> None:
     """Refuse weights and tables that are not those of the audit."""
-    check_tables(asked.audit, record)
+    check_tables(audit, record)
     if record.get("weights"):
-        check_weights(name, record["weights"], asked.audit)
+        check_weights(name, record["weights"], audit)
     else:
-        say(f"{asked.audit / RECORD} names no sha256 of the weights: they cannot be compared")
+        say(f"{audit / RECORD} names no sha256 of the weights: they cannot be compared")
     now = hash_readers(name)
     for file, before in record.get("readers", {}).items():
         if now.get(file) != before:
@@ -307,21 +306,20 @@ def _run(converted: PreTrainedModel, reader: Reader) -> None:
 
 
 def _tuning_rows(
-    asked: Asked, record: dict[str, Any], model: PreTrainedModel, reader: Reader
+    texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: Reader
 ) -> Rows:
     """What to tune on: the user's texts or files or, where a run was audited, its train split."""
-    if asked.texts is not None:
+    if texts is not None:
         metric = "loss" if reads_targets(model) else "agreement"
         if reader.kind != TEXTS:
-            files = read_media(asked.texts, metric, reader)
-            return MediaRows(media_of(files, metric, model, reader)[0], files)
-        examples = read_examples(asked.texts, metric)
+            return media_rows(read_media(texts, metric, reader), metric, model, reader)
+        examples = read_examples(texts, metric)
         rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
-        return TokenRows(rows, reader.tokenizer)
+        return token_rows(rows, reader.tokenizer)
     run = run_of(model_path(record))
     if run is None:
         raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
-    return TokenRows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
+    return token_rows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
 
 
 def read_tables(
@@ -353,25 +351,23 @@ def read_tables(
     return found
 
 
-def _count(asked: Asked, record: dict[str, Any]) -> int:
+def _count(record: dict[str, Any], heads: int | None, keep: float | None) -> int:
     total = len(record["order"])
-    if (asked.heads is None) == (asked.keep is None):
+    if (heads is None) == (keep is None):
         raise UserError("give either --heads N or --keep SHARE, to say how many heads to replace")
-    if asked.heads is not None:
-        if not 1 <= asked.heads <= total:
+    if heads is not None:
+        if not 1 <= heads <= total:
             more = " that are dot products" if _tables_before(record) else ""
-            raise UserError(
-                f"--heads is {asked.heads}; the model has {total}{more}: give 1 to {total}"
-            )
-        return asked.heads
-    keep = float(asked.keep or 0)
+            raise UserError(f"--heads is {heads}; the model has {total}{more}: give 1 to {total}")
+        return heads
+    keep = float(keep or 0)
     if not 0 < keep < 1:
         raise UserError(f"--keep is {keep}; give the share of quality to keep, as in 0.99")
     points = [Point(**point) for point in record["curve"]]
     best = most_heads(points, (1 - keep) * abs(record["value"]))
     if not best.replaced:
         raise UserError(
-            f"the audit shows no head that can go at --keep {asked.keep}; give a smaller share, "
+            f"the audit shows no head that can go at --keep {keep}; give a smaller share, "
             "or --heads N"
         )
     return best.replaced
@@ -381,7 +377,9 @@ def _tables_before(record: dict[str, Any]) -> int:
     return tables_before([Layer(**layer) for layer in record["layers"]])
 
 
-def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | None) -> str:
+def model_card(
+    record: dict[str, Any], count: int, name: str, tuned: Tuned | None, command: str
+) -> str:
     """The folder's README, with the front matter that the hub reads."""
     base, metric, reads = model_name(record), record["metric"], record.get("reads", TEXTS)
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
@@ -391,13 +389,13 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
         "tags": ["synthesizer", "attention"],
     }
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
-    if point is not None and asked.tuning is None:
+    if point is not None and tuned is None:
         result = {
             "task": {"type": _TASKS.get((reads, metric), _TASKS[TEXTS, metric])},
             "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
             "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
         }
-        matter["model-index"] = [{"name": asked.out.name, "results": [result]}]
+        matter["model-index"] = [{"name": name, "results": [result]}]
         said = (
             f"{metric} {point['value']:.4g} on {record['num_judge']} examples of "
             f"{plain(record['data'])}, the original's {record['value']:.4g}; the loss of "
@@ -415,7 +413,7 @@ def model_card(record: dict[str, Any], count: int, asked: Asked, tuned: Tuned | 
     auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
     if reads == SOUNDS and auto == "AutoModelForSeq2SeqLM":
         auto = "AutoModelForSpeechSeq2Seq"
-    name, reader = _READERS.get(reads, _READERS[TEXTS])
+    variable, reader = _READERS.get(reads, _READERS[TEXTS])
     before = _tables_before(record)
     heads = f"{before + count} of {before + len(record['order'])}"
     front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
@@ -431,13 +429,13 @@ they have no query and no key projection. {said}
 import synthesizer.models  # registers the classes; without it the folder cannot be loaded
 from transformers import {auto}, {reader}
 
-model = {auto}.from_pretrained("{asked.out.name}")
-{name} = {reader}.from_pretrained("{asked.out.name}")
+model = {auto}.from_pretrained("{name}")
+{variable} = {reader}.from_pretrained("{name}")
 ```
 
 Made by
 
-{fenced(asked.command or "synthesizer convert")}
+{fenced(command or "synthesizer convert")}
 """
 
 

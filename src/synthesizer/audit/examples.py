@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.hook import is_own
 from synthesizer.audit.load import decoder_start, is_causal, reads_targets
+from synthesizer.audit.tune import Rows
 from synthesizer.data.batch import Batch
 from synthesizer.data.columns import NAMES, BadRow, check_utf8
 from synthesizer.data.files import File, Row
@@ -355,19 +356,10 @@ def tuning_rows(
     return [{"input_ids": row["input_ids"]} for row in windows]
 
 
-@dataclass(frozen=True)
-class TokenRows:
+def token_rows(rows: Sequence[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> Rows:
     """Texts to tune on."""
-
-    rows: Sequence[dict[str, list[int]]]
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(row["input_ids"]) for row in self.rows]
-
-    def batch(self, chosen: Sequence[int]) -> dict[str, Tensor]:
-        return pad([dict(self.rows[place]) for place in chosen], self.tokenizer)
+    lengths = [len(row["input_ids"]) for row in rows]
+    return Rows(lengths, lambda chosen: pad([dict(rows[place]) for place in chosen], tokenizer))
 
 
 def decoder_row(

@@ -117,10 +117,10 @@ class Hook:
         except UserError:
             raise
         except Exception as error:  # texts and images at once, an odd config.json, ...
-            cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
             raise UserError(
-                f"{type(self.model).__name__} cannot be run on {', '.join(inputs)} alone ({cause});"
-                " audit a model that reads one kind of input, and check its config.json"
+                f"{type(self.model).__name__} cannot be run on {', '.join(inputs)} alone "
+                f"({cause(error)}); audit a model that reads one kind of input, and check its "
+                "config.json"
             ) from None
         found, self._found = self._found, None
         self.layers = [layer for layer in found if layer is not None]
@@ -249,6 +249,11 @@ def attention_length(model: PreTrainedModel, inputs: Mapping[str, Any]) -> int:
         hook.discover(inputs)
         hook.read([inputs], look)
     return longest
+
+
+def cause(error: Exception) -> str:
+    """The first line of what an architecture's code says to what it cannot do."""
+    return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 
 def is_own(model: PreTrainedModel) -> bool:

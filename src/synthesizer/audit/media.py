@@ -37,6 +37,7 @@ from synthesizer.audit.examples import (
 )
 from synthesizer.audit.hook import attention_length
 from synthesizer.audit.load import IMAGES, Reader, reads_targets
+from synthesizer.audit.tune import Rows
 from synthesizer.data.columns import NAMES
 from synthesizer.data.files import File, files_below
 from synthesizer.errors import UserError
@@ -180,19 +181,14 @@ class Batches(Sequence[tuple[list[int], dict[str, Tensor]]]):
         return chosen, self.media.inputs([self.examples[i] for i in chosen])
 
 
-@dataclass(frozen=True)
-class MediaRows:
+def media_rows(
+    examples: Sequence[Example], metric: str, model: PreTrainedModel, reader: Reader
+) -> Rows:
     """Files to tune on."""
-
-    media: Media
-    examples: Sequence[Example]
-
-    @property
-    def lengths(self) -> list[int]:
-        return [1] * len(self.examples)
-
-    def batch(self, chosen: Sequence[int]) -> dict[str, Tensor]:
-        return self.media.tuning_inputs([self.examples[place] for place in chosen])
+    media, _ = media_of(examples, metric, model, reader)
+    return Rows(
+        [1] * len(examples), lambda chosen: media.tuning_inputs([examples[i] for i in chosen])
+    )
 
 
 def media_of(

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import synthesizer
-from synthesizer.audit.averages import Average, Explained, explain, measure_averages
+from synthesizer.audit.averages import Average, explain, measure_averages
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.converted import replaced_before
 from synthesizer.audit.cost import (
@@ -45,7 +45,7 @@ from synthesizer.audit.examples import (
     encode,
     read_examples,
 )
-from synthesizer.audit.hook import Hook, Layer, is_own, other_layers, tables_before
+from synthesizer.audit.hook import Hook, Layer, cause, is_own, other_layers, tables_before
 from synthesizer.audit.load import (
     IMAGES,
     TEXTS,
@@ -67,7 +67,6 @@ from synthesizer.audit.record import (
     PAGE,
     RECORD,
     TABLES,
-    HeadCost,
     Measured,
     Say,
     checksum,
@@ -148,18 +147,16 @@ def read_subject(asked: Asked) -> Subject:
                 for rows, limit in limits
             )
         else:
-            _refuse_lengths(asked, reader.kind)
+            for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
+                if given:
+                    raise UserError(
+                        f"{name} is for texts, and the model reads {reader.kind}; leave it out"
+                    )
             media, max_len = media_of([*fitting, *judging], metric, model, reader)
             fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
             files = judging
     parts = (fit, rank, judge)
     return Subject(model, reader.kind, metric, max_len, *parts, files, _left(model), weights)
-
-
-def _refuse_lengths(asked: Asked, kind: str) -> None:
-    for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
-        if given:
-            raise UserError(f"{name} is for texts, and the model reads {kind}; leave it out")
 
 
 def _left(model: PreTrainedModel) -> dict[str, str]:
@@ -362,7 +359,7 @@ def _measure(
         "control": [asdict(point) for point in control],
         "order": order,
         "most_moved": moved,
-        "heads": _heads(costs, explained),
+        "heads": [asdict(c) | asdict(explained[c.layer][c.head]) for c in costs],
         "answer": asdict(best),
         "sentence": sentence(best, len(order), margin, subject.metric, before),
         "ended": why_ended(points, best, margin, subject.metric),
@@ -398,8 +395,8 @@ def _speeds(
         attend_fast(model)
         return measure_speed(models, timed), ""
     except Exception as error:  # of an architecture that can be audited and not converted
-        cause = (str(error).strip() or repr(error)).splitlines()[0][:200]
-        return [], f"{type(model).__name__} cannot be run with heads left out of it ({cause})"
+        name = type(model).__name__
+        return [], f"{name} cannot be run with heads left out of it ({cause(error)})"
 
 
 def _check_finite(original: Outcome, examples: Examples) -> None:
@@ -470,11 +467,6 @@ def _versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-
-
-def _heads(costs: list[HeadCost], explained: list[list[Explained]]) -> list[dict[str, Any]]:
-    """Every head: what it costs and what its attention depends on, cheapest first."""
-    return [{**asdict(cost), **asdict(explained[cost.layer][cost.head])} for cost in costs]
 
 
 def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:

@@ -8,10 +8,10 @@ checkpoint and ends with the same weights. Some texts are held out, to say how n
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,15 +45,12 @@ class Tuning:
     seed: int = 0
 
 
-class Rows(Protocol):
+@dataclass(frozen=True)
+class Rows:
     """What is tuned on."""
 
-    @property
-    def lengths(self) -> Sequence[int]:
-        """In tokens; rows of similar length make a batch."""
-
-    def batch(self, chosen: Sequence[int]) -> dict[str, Tensor]:
-        """The inputs of these rows."""
+    lengths: Sequence[int]  # in tokens; rows of similar length make a batch
+    batch: Callable[[Sequence[int]], dict[str, Tensor]]  # the inputs of chosen rows
 
 
 @dataclass(frozen=True)
