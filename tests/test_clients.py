@@ -164,7 +164,7 @@ def test_offloaded_weights_are_read_whole_or_refused(synthesis, preloaded, tmp_p
 
 
 @pytest.mark.parametrize("place", ["model.encoder", "model.decoder"])
-def test_an_encoder_decoder_whose_weights_are_offloaded_is_refused(place, tmp_path):
+def test_an_offloaded_encoder_decoder_is_read_by_layers_or_refused(place, tmp_path):
     model = build(SynthesizerForConditionalGeneration)
     model.save_pretrained(tmp_path)
     names = ("model.embedding", "model.encoder", "model.decoder", "lm_head")
@@ -174,6 +174,14 @@ def test_an_encoder_decoder_whose_weights_are_offloaded_is_refused(place, tmp_pa
     )
     with pytest.raises(UserError, match="weights of a layer are offloaded"):
         offloaded(IDS, decoder_input_ids=IDS)
+    with init_empty_weights():
+        empty = AutoModelForSeq2SeqLM.from_config(model.config)
+    empty.tie_weights()
+    whole = load_checkpoint_and_dispatch(
+        empty, tmp_path, places, offload_folder=tmp_path / "far", preload_module_classes=["Layer"]
+    ).eval()
+    given = {"decoder_input_ids": IDS}
+    assert torch.equal(whole(IDS, **given).logits, model.eval()(IDS, **given).logits)
 
 
 def test_a_head_that_is_offloaded_gives_the_same_logits(tmp_path):

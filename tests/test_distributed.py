@@ -1,6 +1,9 @@
 import json
 import math
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,9 @@ from synthesizer.experiment.recipe import dump
 from synthesizer.experiment.run import Run
 from synthesizer.training.accelerator import open_accelerator
 from synthesizer.training.loop import fit
-from tiny import language_model
+from tiny import environment, language_model
+
+SHARDED = Path(__file__).with_name("sharded.py")
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path, ranks):
@@ -32,6 +37,18 @@ def test_two_processes_take_the_steps_of_one(tmp_path, ranks):
     for name in ("tokens", "lr"):
         ours, theirs = alone.metrics(), together.metrics()
         assert [line.get(name) for line in ours] == [line.get(name) for line in theirs]
+
+
+def test_sharded_layers_take_the_steps_of_whole_ones():
+    """Layers and the root wrapped by FSDP2: encoder-decoders failed at cross-attention's keys."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SHARDED)]
+    done = subprocess.run(
+        [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    cases = [line.split() for line in done.stdout.splitlines()]
+    assert len(cases) == 3 * 6 * 2
+    assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
 
 
 @pytest.fixture

@@ -24,16 +24,14 @@ from synthesizer.attention.masks import (
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.synthesis import Size, Synthesis
 from synthesizer.errors import UserError
-from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache, remember
+from synthesizer.models.cache import SynthesizerCache, encoder_decoder_cache
 from synthesizer.models.config import SynthesizerConfig
 from synthesizer.models.kept import Kept
 from synthesizer.models.layers import (
-    HOOK,
     Context,
     RelativeBias,
     Stack,
     StackOutput,
-    refuse_offloaded,
 )
 from synthesizer.models.outputs import Seq2SeqStatesOutput, StatesOutput
 from synthesizer.models.packed import (
@@ -243,15 +241,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             if mask is not None:
                 check_mask(mask, x.shape[0], memory.shape[1])
                 mask = _unless_all_real(mask)
-            for layer in self.decoder.layers:
-                if HOOK in vars(layer):
-                    refuse_offloaded(layer)  # its keys and values are made here, outside of it
-            memories = [
-                remember(cache, index, layer.cross, memory, mask)
-                for index, layer in enumerate(self.decoder.layers)
-                if layer.cross is not None
-            ]
-            context = replace(context, memory_mask=mask, memories=memories)
+            context = replace(context, memory=memory, memory_mask=mask, memory_cache=cache)
         return _as_output(self.decoder(x, context), wanted, cache)
 
     def _decode_packed(

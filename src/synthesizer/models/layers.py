@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from synthesizer.attention.cache import Cache
@@ -20,6 +21,7 @@ from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.resize import resized
 from synthesizer.attention.synthesis import Size
 from synthesizer.errors import UserError
+from synthesizer.models.cache import remember
 from synthesizer.sizes import parse_positions
 from synthesizer.spec import NONE, has_logits
 
@@ -151,10 +153,11 @@ class Context:
 
     inputs: Inputs  # of every token mixer; position_ids only where the mask does not tell them
     positions: Tensor  # (S,) or (B, S)
+    memory: Tensor | None = None  # (B, S of the memory, D): what an encoder made
     memory_mask: Tensor | None = None  # (B, S of the memory)
+    memory_cache: EncoderDecoderCache | None = None  # keys and values of it, by layer
     keep_weights: bool = False
     caches: Sequence[Cache] | None = None  # one per layer, or per step of a universal model
-    memories: Sequence[tuple[Tensor, Tensor]] | None = None  # keys and values, one per layer
 
 
 class LayerOutput(NamedTuple):
@@ -200,16 +203,17 @@ class Layer(GradientCheckpointingLayer):
         context: Context,
         cache: Cache | None = None,
         bias: Tensor | None = None,
-        memory_keys: Tensor | None = None,
-        memory_values: Tensor | None = None,
+        memory: Tensor | None = None,
+        index: int = 0,
     ) -> LayerOutput:
         """Tensors with a gradient are arguments of their own: reentrant checkpoints need that."""
         if HOOK in vars(self) or HOOK in vars(self.attention or self):
             refuse_offloaded(self)
         x, weights = self._self_attention(x, context, cache, bias)
         cross_weights = None
-        if self.cross is not None and memory_keys is not None and memory_values is not None:
-            x, cross_weights = self._cross_attention(x, context, memory_keys, memory_values)
+        if self.cross is not None and memory is not None:
+            given = remember(context.memory_cache, index, self.cross, memory, context.memory_mask)
+            x, cross_weights = self._cross_attention(x, context, *given)
         y = self.feed_forward(self._enter(x, self.feed_forward_norm))
         return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
 
@@ -312,13 +316,14 @@ class Stack(nn.Module):
         self, index: int, x: Tensor, context: Context, output: StackOutput, step: int | None = None
     ) -> Tensor:
         """Run one layer with its memory and the cache of its step; weights go to output."""
-        caches, memories = context.caches, context.memories
+        caches = context.caches
         x, weights, cross_weights = self.layers[index](
             x,
             context,
             None if caches is None else caches[index if step is None else step],
             context.inputs.bias,
-            *((None, None) if memories is None else memories[index]),
+            context.memory,
+            index,
         )
         output.weights.append(weights)
         output.cross_weights.append(cross_weights)
@@ -349,7 +354,7 @@ def refuse_offloaded(layer: Layer) -> None:
     if any(parameter.is_meta for parameter in layer.parameters()):
         raise UserError(
             "weights of a layer are offloaded, and its attention reads them together; load the "
-            "model without offloading, or (not an encoder-decoder) by accelerate's "
+            "model without offloading, or by accelerate's "
             "load_checkpoint_and_dispatch(..., preload_module_classes=['Layer'])"
         )
 

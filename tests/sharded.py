@@ -1,0 +1,70 @@
+"""Two processes that train sharded models beside whole ones; tests/test_distributed.py runs it.
+
+Prints a line for each kind of model, spec and optimizer: the largest difference between losses.
+"""
+
+from itertools import product
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from synthesizer.experiment.recipe_keys import Train
+from synthesizer.models.config import SynthesizerConfig
+from synthesizer.models.heads import MODELS
+from synthesizer.models.layers import Layer
+from synthesizer.training.build import initialize_by_name
+from synthesizer.training.optim import build_optimizer
+
+SPECS = ("dot", "random", "dense", "factorized_random", "factorized_dense", "random+dot")
+STEPS = 2
+
+
+def build(kind, spec):
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 32, "max_len": 12}
+    config = SynthesizerConfig(kind=kind, vocab_size=23, synthesis=spec, num_labels=3, **sizes)
+    model = MODELS[kind](config)
+    initialize_by_name(model, 1)
+    return model
+
+
+def inputs(kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 23, (4, 12), generator=generator)
+    return {"input_ids": ids, "labels": ids[:, 0] % 3 if kind == "encoder" else ids}
+
+
+def train(kind, spec, optimizer, mesh=None):
+    """Losses of the steps over both processes' batches."""
+    model = build(kind, spec)
+    if mesh is not None:
+        for layer in [module for module in model.modules() if isinstance(module, Layer)]:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = build_optimizer(model, Train(optimizer=optimizer, lr=1e-2))
+    losses = []
+    for step in range(STEPS):
+        mine = range(2) if mesh is None else [mesh.get_rank()]
+        loss = torch.stack([model(**inputs(kind, 2 * step + rank)).loss for rank in mine]).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        if mesh is not None:
+            distributed.all_reduce(total)
+            total /= 2
+        losses.append(float(total))
+    return losses
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    kinds, optimizers = ("encoder_decoder", "decoder", "encoder"), ("adam", "adafactor")
+    for case in product(kinds, SPECS, optimizers):
+        pairs = zip(train(*case), train(*case, mesh), strict=True)
+        if mesh.get_rank() == 0:
+            print(*case, max(abs(one - other) for one, other in pairs), flush=True)
+    distributed.destroy_process_group()
