@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from synthesizer.attention import fast, hook, masks
+from synthesizer.attention import terms as terms_file
 from synthesizer.attention.layer import Inputs, SyntheticAttention
+from synthesizer.attention.terms import Places, Terms
 from synthesizer.errors import UserError
 from synthesizer.kernels import attend
 from synthesizer.kernels import cpu as kernel
@@ -353,7 +355,7 @@ def test_without_torch_s_threads_the_kernel_takes_one(built, monkeypatch):
 
 @needs_compiler
 def test_the_kernel_takes_an_empty_batch(built):
-    terms = fast.terms.Terms(torch.empty(H, 0, 7, 4), table=torch.ones(H, 7, 7))
+    terms = Terms(torch.empty(H, 0, 7, 4), table=torch.ones(H, 7, 7))
     seen = masks.visibility_of(None, 7, 7, True, None, masks.SLOT, torch.device("cpu"))
     output, kept = fast.operator.attend_terms(terms, seen, 7)
     wanted = [tensor is not None for tensor in vars(terms).values()]
@@ -370,7 +372,7 @@ def test_compiled_gradients_lie_as_their_tensors_do(spec, dtype, built):
     """And as the operators promise, by torch's own check; laid out otherwise they are copied."""
     layer, x = attention(spec, 9, causal=True).to(dtype), tokens(3, 9, D).to(dtype)
     call = layer._call(x, Inputs())
-    terms = fast.terms.terms_of(layer.synthesis, x, call.keys, 9)
+    terms = layer.synthesis.terms(x, call.keys, Places.slots(9, 9))
     terms.values = call.values.transpose(0, 1)  # in memory (B, T, H, K)
     given = [part if part is None else part.detach() for part in vars(terms).values()]
     if dtype == torch.float64:
@@ -397,7 +399,7 @@ def test_two_bilinear_terms_reach_the_kernel_as_they_lie(frozen, built, monkeypa
             weight.requires_grad_(False)
     expected = results(layer, x, "plain")
     expected = {name: value for name, value in expected.items() if value is not None}
-    monkeypatch.setattr(fast.terms, "_joined", None)
+    monkeypatch.setattr(terms_file, "_joined", None)
     for rows in (5, 64):  # by the BLAS, and by hand
         monkeypatch.setattr(attend, "FEWEST_ROWS", rows)
         assert_close(results(layer, x, "fast"), expected)
@@ -416,7 +418,7 @@ def test_two_low_ranks_are_one_table_that_freezes():
 def test_a_second_bilinear_term_is_never_dropped_without_the_kernel(monkeypatch):
     """A graph that was compiled with the kernel may run where it has gone."""
     part = torch.ones(1, 2, 3, 4)
-    terms = fast.terms.Terms(part, queries=part, keys=part, other_queries=part, other_keys=part)
+    terms = Terms(part, queries=part, keys=part, other_queries=part, other_keys=part)
     visibility = masks.visibility_of(None, 3, 3, True, None, masks.SLOT, part.device)
     monkeypatch.setattr(fast.operator, "uses_kernel", lambda values, num_queries: False)
     with pytest.raises(AssertionError, match="the compiled kernel has gone"):

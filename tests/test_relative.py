@@ -6,7 +6,8 @@ import torch
 from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
 from synthesizer.attention import fast
 from synthesizer.attention.registry import build_synthesis, spec_of
-from synthesizer.attention.relative import add_diagonals, lay_out, numbers_by_distance
+from synthesizer.attention.relative import numbers_by_distance
+from synthesizer.attention.terms import add_diagonals, lay_out
 from synthesizer.errors import UserError
 from synthesizer.models import SynthesizerForConditionalGeneration, SynthesizerModel
 from test_fast import results

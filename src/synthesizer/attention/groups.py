@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.synthesis import Synthesis, joint_length, unwrapped
+from synthesizer.attention.synthesis import Synthesis, joint_length, keys_of, unwrapped
 from synthesizer.errors import UserError
 
 
 class Grouped(Synthesis):
     """The logits of each group of heads, made by a synthesis of its own, heads side by side."""
 
+    takes_positions = True
     groups: Sequence[Synthesis]
 
     def __init__(self, groups: Sequence[Synthesis], heads: Sequence[int]) -> None:
@@ -33,16 +34,11 @@ class Grouped(Synthesis):
     def reset_parameters(self) -> None:
         """Every group initializes its own."""
 
-    def keys(self, x: Tensor) -> Tensor | None:
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """Of the heads that need any, (B, some of H, S, d_keys)."""
-        each = [unwrapped(group).keys(x) for group in self.groups]
+        each = [keys_of(group, x, positions) for group in self.groups]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=1) if kept else None
-
-    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        parts = zip(self.groups, self.split_keys(keys), strict=True)
-        turned = [unwrapped(g).turn_keys(kept, positions) for g, kept in parts if kept is not None]
-        return torch.cat(turned, dim=1)
 
     def split_keys(self, keys: Tensor | None) -> list[Tensor | None]:
         """The keys of each group."""

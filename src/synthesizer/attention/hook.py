@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from synthesizer.attention.fast.terms import Terms
     from synthesizer.attention.masks import Visibility
+    from synthesizer.attention.terms import Terms
 
 FEW = 8  # rows, up to which reading a weight takes longer than multiplying
 GPUS = ("cuda",)  # ROCm is called that, too

@@ -33,13 +33,14 @@ from synthesizer.attention.masks import (
     is_transformed,
     last_real,
     locate,
+    masked_softmax,
     position_source,
     visible_keys,
     without_hidden,
 )
 from synthesizer.attention.registry import build_synthesis
 from synthesizer.attention.rotary import Rotary
-from synthesizer.attention.synthesis import DotProduct, Size, unwrapped
+from synthesizer.attention.synthesis import DotProduct, Size, keys_of, unwrapped
 from synthesizer.errors import UserError
 from synthesizer.sizes import RotaryOptions
 
@@ -193,10 +194,9 @@ class SyntheticAttention(TokenMixer):
             source = position_source(mask, positions, num_keys)
         synthesis = unwrapped(self.synthesis)
         values = linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
-        keys = synthesis.keys(x)
-        if self.turns and keys is not None:
+        if self.turns:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
-            keys = synthesis.turn_keys(keys, here)
+        keys = keys_of(synthesis, x, here)
         if cache is not None:
             keys, values = cache.update(keys, values)
             if values.shape[2] < num_keys:
@@ -333,14 +333,6 @@ class CrossAttention(nn.Module):
         if attention_mask is not None:
             check_mask(attention_mask, x.shape[0], keys.shape[-2])
         return visible_keys(attention_mask, False, x.shape[1], keys.shape[-2], x.device)
-
-
-def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
-    """Softmax over the visible keys; hidden keys get exactly zero, so a row with none is zero."""
-    if visible is None:
-        return logits.softmax(-1)
-    lowest = torch.finfo(logits.dtype).min
-    return logits.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
 
 
 def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:

@@ -72,6 +72,14 @@ def visible_keys(
     return (visible if mask is None else visible & mask[:, None])[:, None]
 
 
+def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax over the visible keys; hidden keys get exactly zero, so a row with none is zero."""
+    if visible is None:
+        return logits.softmax(-1)
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
+
+
 def without_hidden(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     """x (B, T, D), the last of S tokens, with zeros for hidden ones: what they hold, NaN and inf
     included, reaches neither an output nor a gradient (0 x NaN would)."""

@@ -1,7 +1,4 @@
-"""How the synthesizing functions draw their parameters and read them at positions.
-
-Letters as in synthesis.py.
-"""
+"""How the synthesizing functions draw their parameters. Letters as in synthesis.py."""
 
 import math
 
@@ -20,25 +17,6 @@ def empty(*shape: int) -> nn.Parameter:
 def draw_weight(weight: Tensor) -> None:
     """Keep the variance of what a (H, in, out) weight multiplies."""
     nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
-
-
-def read_at(table: Tensor, positions: Tensor) -> Tensor:
-    """Read a table's last axis at shared (S,) or per-example (B, S) positions: (1 or B, ..., S)."""
-    picked = table[..., positions]
-    return picked[None] if positions.dim() == 1 else picked.movedim(-2, 0)
-
-
-def look_up(table: Tensor, positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Read table[h, positions[i], key_positions[j]]: (1 or B, H, T, S)."""
-    picked = table[:, positions[..., :, None], key_positions[..., None, :]].movedim(0, -3)
-    return picked if picked.dim() == 4 else picked[None]
-
-
-def pick(values: Tensor, index: Tensor) -> Tensor:
-    """Read the last axis of (B, H, T, n) values at shared (S,) or per-example (B, S) positions."""
-    if index.dim() == 1:
-        return values[..., index]
-    return values.gather(-1, index[:, None, None].expand(*values.shape[:-1], -1))
 
 
 def outer_sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:

@@ -55,11 +55,12 @@ def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> C
     """
 
     def register(cls: S) -> S:
-        for method in ("forward", "reset_parameters"):
-            if not issubclass(cls, Synthesis) or method not in vars(cls):
+        for methods in (("forward", "terms"), ("reset_parameters",)):
+            is_one = issubclass(cls, Synthesis) and cls is not Synthesis
+            if not is_one or not {*methods} & {*vars(cls)}:
                 raise UserError(
                     f"{cls.__name__}, to be registered as {name!r}, must be a class derived from "
-                    f"synthesizer.Synthesis that defines {method}()"
+                    f"synthesizer.Synthesis that defines {methods[0]}()"
                 )
         facts = (name, paper, (cls.__doc__ or "").split("\n")[0], parameters)
         reads = (cls.depends_on_input, cls.depends_on_pairs)

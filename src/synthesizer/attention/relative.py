@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from synthesizer.attention.reading import empty
 from synthesizer.attention.synthesis import Size, Synthesis
+from synthesizer.attention.terms import Places, Terms, scaled
 from synthesizer.errors import UserError
 
 
@@ -22,7 +23,7 @@ class Relative(Synthesis):
     A longer sequence than max_len reads the ends of r.
     """
 
-    tables = ("offsets", "first", "last")
+    tables, zeroed = ("offsets", "first", "last"), ("offsets", "first")
     depends_on_input = False
     any_length = True
 
@@ -47,9 +48,19 @@ class Relative(Synthesis):
         if self.last is not None:
             nn.init.normal_(self.last, std=self.std)
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        distance = key_positions[..., None, :] - positions[..., :, None]
-        return relative_logits(self.offsets, self.first, distance, key_positions == 0, None)
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        if isinstance(places.rows, slice):
+            numbers = numbers_by_distance(self, places.num_queries, places.rows.stop)
+            return Terms(distances=scaled(numbers, scale))
+        assert isinstance(places.columns, Tensor)
+        distance = places.columns[..., None, :] - places.rows[..., :, None]
+        is_first = places.columns == 0
+        logits = relative_logits(self.offsets, self.first, distance, is_first, None)
+        return Terms(
+            table=logits[0] if distance.dim() == 2 else logits.transpose(0, 1), weight=scale
+        )
 
     def last_column(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
@@ -97,34 +108,6 @@ def numbers_by_distance(part: Relative, num_queries: int, num_keys: int) -> Tens
     """
     offsets = stretched(part.offsets, num_keys - 1 - part.offsets.shape[1] // 2)
     return torch.cat([part.first, offsets[:, : num_queries + num_keys - 1]], 1)
-
-
-def lay_out(numbers: Tensor, num_queries: int, rows: slice, keys: slice) -> Tensor:
-    """The logits of some rows and keys, (H, rows, keys), of numbers_by_distance, by strides alone.
-
-    Repeat what these read, rows + keys numbers, and cut it anew one number shorter: from row to row
-    it then begins one number later.
-    """
-    height, width = rows.stop - rows.start, keys.stop - keys.start
-    start = num_queries - rows.stop + keys.start
-    repeated = numbers[:, None, start : start + height + width].expand(-1, height, -1).flatten(1)
-    logits = repeated[:, height:].unflatten(1, (height, height + width - 1))[..., :width]
-    if keys.start > 0:
-        return logits
-    return torch.cat([numbers[:, :1, None].expand(-1, height, -1), logits[..., 1:]], -1)
-
-
-def add_diagonals(total: Tensor, grad: Tensor, num_queries: int, rows: slice, keys: slice) -> None:
-    """Add the gradient of lay_out's logits, (H, rows, keys), to that of its numbers."""
-    num_heads, height, width = grad.shape
-    shifted = grad.new_zeros(num_heads, height * (height + width))
-    logits = shifted[:, height:].unflatten(1, (height, height + width - 1))[..., :width]
-    logits.copy_(grad)
-    if keys.start == 0:
-        total[:, 0] += grad[..., 0].sum(1)
-        logits[..., 0] = 0.0
-    start = num_queries - rows.stop + keys.start
-    total[:, start : start + height + width] += shifted.view(num_heads, height, -1).sum(1)
 
 
 def stretched(offsets: Tensor, more: int) -> Tensor:

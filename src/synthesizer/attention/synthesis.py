@@ -1,13 +1,19 @@
 """Where attention logits come from: the synthesizing functions of the paper, one class each.
 
     keys(x) -> Tensor | None            what a cache must keep of the keys' tokens
-    forward(x, keys, positions, key_positions) -> logits
-                                        (B, H, T, S), or (1, H, T, S) if equal for all examples
+    terms(x, keys, places, scale) -> Terms
+                                        the equation: what the logits are the sum of (terms.py)
     resize(max_len)                     grow or crop: what both lengths share is kept
     reset_parameters()                  initialize
 
     x              (B, T, D)            the query tokens
     keys           (B, H, S, d_keys)    what keys(x) gave for the key tokens
+    places                              where tables are read for T queries and S keys
+    scale          (H,) or None         a mixture's weight of this part
+
+Calling one writes the sum out: (B, H, T, S), or (1, H, T, S) if equal for all examples. A function
+that is no such sum defines forward(x, keys, positions, key_positions) instead of terms:
+
     positions      (T,) or (B, T)       positions of the queries
     key_positions  (S,) or (B, S)       positions of the keys
 
@@ -18,22 +24,17 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from synthesizer.attention.hook import few_rows
-from synthesizer.attention.reading import (
-    draw_weight,
-    empty,
-    look_up,
-    outer_sides,
-    pick,
-    read_at,
-)
+from synthesizer.attention.reading import draw_weight, empty, outer_sides
 from synthesizer.attention.resize import resized
 from synthesizer.attention.rotary import Rotary
+from synthesizer.attention.terms import Places, Terms, add, outer_product, read, scaled
 from synthesizer.errors import UserError
 from synthesizer.spec import require_positive
 
@@ -73,8 +74,10 @@ class Synthesis(nn.Module):
                  the learning rate, no weight decay
         weights  trained as the weight of a linear layer
         biases   trained as the bias of a linear layer: no weight decay
+        zeroed   those that make all logits zero where they are; none: it cannot start at zero
     """
 
+    zeroed: ClassVar[tuple[str, ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[str, ...]] = ()
     biases: ClassVar[tuple[str, ...]] = ()
@@ -84,14 +87,31 @@ class Synthesis(nn.Module):
     any_length: bool | None = False  # True: also past max_len; None: it reads no positions
     has_last: bool = False  # True: the last token has logits of its own, from last_column
     biased: bool = True  # False: a bias, as that of relative positions, is not added to its logits
+    has_terms: ClassVar[bool] = False  # whether it defines terms, and not forward
+    takes_positions: ClassVar[bool] = False  # whether keys() takes those that dot products turn to
+    num_outer: int = 0  # how many outer products it adds: two have no common form
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls) and "terms" not in vars(cls):  # a parent's are not its own
+            cls.terms = Synthesis.terms  # type: ignore[method-assign]
+        cls.has_terms = cls.terms is not Synthesis.terms
 
     def keys(self, x: Tensor) -> Tensor | None:
         """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
         return None
 
-    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Rotary positions (S,) or (B, S) turn the keys of dot products, and no other's."""
-        return keys
+    def forward(
+        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+    ) -> Tensor:
+        """The logits, written out: (B or 1, H, T, S)."""
+        return self.terms(x, keys, Places(positions, key_positions, positions)).logits()
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        """What the logits are the sum of; of a function that defines forward, one table."""
+        return written_terms(self, x, keys, places, scale)
 
     def last_column(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
@@ -141,6 +161,33 @@ def unwrapped(module: nn.Module) -> Synthesis:
     return module
 
 
+def keys_of(module: nn.Module, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+    """The keys of x; those of dot products are turned to rotary positions, where some are given."""
+    synthesis: Any = unwrapped(module)
+    if positions is None or not synthesis.takes_positions:
+        return cast("Tensor | None", synthesis.keys(x))
+    return cast("Tensor | None", synthesis.keys(x, positions))
+
+
+def written_terms(
+    module: nn.Module, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None
+) -> Terms:
+    """What forward computes, as a table."""
+    rows, columns = places.rows, places.columns
+    if isinstance(rows, slice):
+        columns = torch.arange(rows.stop, device=x.device)
+        rows = columns[rows]
+    logits = module(x, keys, rows, columns)
+    if logits.shape[0] == 1:
+        return Terms(table=logits[0], weight=scale)
+    if not unwrapped(module).depends_on_input and rows.dim() == 1:
+        raise UserError(
+            f"{type(module).__name__} has depends_on_input=False, and its logits have a batch of "
+            f"{logits.shape[0]}; return (1, H, T, S), or set depends_on_input=True"
+        )
+    return Terms(table=logits.transpose(0, 1), weight=scale)
+
+
 def project_heads(x: Tensor, weight: Tensor) -> Tensor:
     """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
     heads = few_rows(x, weight) if x.shape[1] == 1 else None
@@ -150,8 +197,11 @@ def project_heads(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
-    """relu(x W1 + b1) per head: (B, H, T, K)."""
-    return (project_heads(x, w1) + b1[:, None]).relu()
+    """relu(x W1 + b1) per head, heads first, by one product for all heads: (H, B, T, K)."""
+    if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
+        return (project_heads(x, w1) + b1[:, None]).relu().transpose(0, 1)
+    hidden = F.linear(x, w1.mT.flatten(0, 1), b1.flatten())
+    return hidden.relu().unflatten(-1, (len(w1), -1)).permute(2, 0, 1, 3)
 
 
 class DotProduct(Synthesis):
@@ -160,6 +210,7 @@ class DotProduct(Synthesis):
     weights = ("wq", "wk")
     depends_on_pairs = True
     any_length = None
+    takes_positions = True
     rotary: Rotary | None = None
     starts_equal: bool = False
 
@@ -175,21 +226,26 @@ class DotProduct(Synthesis):
         if self.starts_equal:  # the logit of a token with its copies is then |q|^2
             self.wk.data.copy_(self.wq.data)
 
-    def keys(self, x: Tensor) -> Tensor:
-        return project_heads(x, self.wk)
-
-    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        if self.rotary is None:
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """As they are cached: turned already, where rotary positions (S,) or (B, S) turn them."""
+        keys = project_heads(x, self.wk)
+        if self.rotary is None or positions is None:
             return keys
         return self.rotary.turn(keys, positions if positions.dim() == 1 else positions[:, None])
 
-    def forward(
-        self, x: Tensor, keys: Tensor, positions: Tensor | None, key_positions: Tensor | None
-    ) -> Tensor:
-        queries = project_heads(x, self.wq) * self.d_keys**-0.5
-        if self.rotary is not None and positions is not None:
-            queries = self.turn_keys(queries, positions)  # keys were turned before they were cached
-        return torch.einsum("bhtk,bhsk->bhts", queries, keys)
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        assert keys is not None
+        factor = self.d_keys**-0.5 if scale is None else scale[:, None, None] * self.d_keys**-0.5
+        if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
+            queries = project_heads(x, self.wq) * factor
+        else:
+            queries = project_heads(x, self.wq * factor)
+        queries = queries.transpose(0, 1)
+        if self.rotary is not None and places.turns is not None:
+            queries = self.rotary.turn(queries, places.turns)
+        return Terms(queries=queries, keys=keys.transpose(0, 1))
 
     def resize(self, max_len: int) -> None:
         """No parameter depends on the length."""
@@ -205,8 +261,10 @@ class TablePerHead(Synthesis):
     def reset_parameters(self) -> None:
         self._draw(self.table)
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        return look_up(self.table, positions, key_positions)
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        return Terms(table=places.pairs(self.table), weight=scale)
 
     def resize(self, max_len: int) -> None:
         table = resized(self.table, (1, 2), max_len, self._draw)
@@ -219,7 +277,7 @@ class TablePerHead(Synthesis):
 class Random(TablePerHead):
     """B = R, a learned (N, N) table per head."""
 
-    tables = ("table",)
+    tables = zeroed = ("table",)
 
     def __init__(self, size: Size, *, std: float = 0.02) -> None:
         """Start near zero: attention begins almost uniform, as in the authors' code."""
@@ -243,7 +301,7 @@ class FixedRandom(TablePerHead):
 class FactorizedRandom(Synthesis):
     """B = R1 R2^T, both (N, k) and learned, k << N."""
 
-    tables = ("rows", "columns")
+    tables, zeroed = ("rows", "columns"), ("rows",)
     depends_on_input = False
 
     def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
@@ -259,9 +317,11 @@ class FactorizedRandom(Synthesis):
         self._draw(self.rows)
         self._draw(self.columns)
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        rows, columns = read_at(self.rows.mT, positions), read_at(self.columns.mT, key_positions)
-        return torch.einsum("bhrt,bhrs->bhts", rows, columns)
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        rows = scaled(read(self.rows.mT, places.rows), scale)
+        return Terms(queries=rows, keys=read(self.columns.mT, places.columns))
 
     def resize(self, max_len: int) -> None:
         self.rows = nn.Parameter(resized(self.rows, (1,), max_len, self._draw))
@@ -274,8 +334,8 @@ class FactorizedRandom(Synthesis):
 class Dense(Synthesis):
     """B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits."""
 
-    weights = ("w1", "w2")
-    biases = ("b1", "b2")
+    weights, biases = ("w1", "w2"), ("b1", "b2")
+    zeroed = ("w2", "b2")
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -285,10 +345,12 @@ class Dense(Synthesis):
         self.b2 = empty(size.num_heads, size.max_len)  # (H, N)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
-        hidden = hidden_units(x, self.w1, self.b1)  # (B, H, T, K)
-        columns, offsets = read_at(self.w2, key_positions), read_at(self.b2, key_positions)
-        return torch.einsum("bhtk,bhks->bhts", hidden, columns) + offsets[:, :, None]
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        columns = scaled(read(self.w2, places.columns), scale)  # (H, 1 or B, S, K)
+        offsets = scaled(self.b2[:, places.columns], scale)
+        return Terms(queries=hidden_units(x, self.w1, self.b1), keys=columns, offsets=offsets)
 
     def resize(self, max_len: int) -> None:
         self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, draw_weight))
@@ -298,8 +360,9 @@ class Dense(Synthesis):
 class FactorizedDense(Synthesis):
     """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1))."""
 
-    weights = ("w1", "wa", "wb")
-    biases = ("b1", "ba", "bb")
+    weights, biases = ("w1", "wa", "wb"), ("b1", "ba", "bb")
+    zeroed = ("wb", "bb")
+    num_outer = 1
 
     def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
         super().__init__()
@@ -312,12 +375,18 @@ class FactorizedDense(Synthesis):
         self.bb = empty(size.num_heads, self.b)  # (H, b)
         self.reset_parameters()
 
-    def forward(self, x: Tensor, keys: None, positions: Tensor, key_positions: Tensor) -> Tensor:
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
         """Tile one factor, repeat the other, and multiply: all a b columns differ."""
-        hidden = hidden_units(x, self.w1, self.b1)  # (B, H, T, K)
-        tiled = torch.einsum("bhtk,hkn->bhtn", hidden, self.wa) + self.ba[:, None]
-        repeated = torch.einsum("bhtk,hkn->bhtn", hidden, self.wb) + self.bb[:, None]
-        return pick(tiled, key_positions % self.a) * pick(repeated, key_positions // self.a)
+        hidden = hidden_units(x, self.w1, self.b1)  # (H, B, T, K)
+        weight = torch.cat([self.wa, scaled(self.wb, scale)], -1)
+        bias = torch.cat([self.ba, scaled(self.bb, scale)], -1)
+        both = torch.baddbmm(bias[:, None], hidden.flatten(1, 2), weight)  # (H, B T, a + b)
+        tiled, repeated = both.unflatten(1, hidden.shape[1:3]).split([self.a, self.b], -1)
+        if isinstance(places.columns, slice):
+            return Terms(tiled=tiled, repeated=repeated)
+        return Terms(table=outer_product(tiled, repeated, places.columns))
 
     def resize(self, max_len: int) -> None:
         """Keep a, so that every learned column stays where it was, and grow or crop b."""
@@ -330,6 +399,7 @@ class Mixture(Synthesis):
     """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
 
     tables = ("mix",)
+    takes_positions = True
     parts: Sequence[Synthesis]
 
     def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
@@ -347,6 +417,7 @@ class Mixture(Synthesis):
         self.depends_on_pairs = any(part.depends_on_pairs for part in parts)
         self.any_length = joint_length(parts)
         self.has_last = any(part.has_last for part in parts)
+        self.num_outer = sum(part.num_outer for part in parts)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -356,17 +427,11 @@ class Mixture(Synthesis):
         """The weight of each part: (H, parts), rows sum to one."""
         return self.mix.softmax(-1)
 
-    def keys(self, x: Tensor) -> Tensor | None:
-        parts = [own for own in map(unwrapped, self.parts) if own.d_keys]
-        kept = [keys for keys in [part.keys(x) for part in parts] if keys is not None]
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+        pairs = zip(self.parts, self.widths, strict=True)
+        each = [keys_of(part, x, positions) for part, width in pairs if width]
+        kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
-
-    def turn_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
-        parts = zip(self.parts, self.split_keys(keys), strict=True)
-        turned = [
-            unwrapped(part).turn_keys(kept, positions) for part, kept in parts if kept is not None
-        ]
-        return torch.cat(turned, dim=-1) if len(turned) > 1 else turned[0]
 
     def split_keys(self, keys: Tensor | None) -> Sequence[Tensor | None]:
         """The keys of each part, if it has any; those of a single one are not cut out of them."""
@@ -374,15 +439,21 @@ class Mixture(Synthesis):
             return [keys if width else None for width in self.widths]
         return keys.split(self.widths, dim=-1)
 
-    def forward(
-        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
-    ) -> Tensor:
-        split, alphas = self.split_keys(keys), self.alphas().unbind(-1)
-        logits = [
-            alpha[:, None, None] * part(x, kept, positions, key_positions)
-            for alpha, part, kept in zip(alphas, self.parts, split, strict=True)
-        ]
-        return sum(logits[1:], start=logits[0])
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        assert scale is None
+        each, alphas = [], self.alphas().unbind(-1)
+        parts: Sequence[nn.Module] = self.parts
+        for part, kept, alpha in zip(parts, self.split_keys(keys), alphas, strict=True):
+            if not isinstance(part, Synthesis):  # an adapter, which acts while its forward runs
+                each.append(written_terms(part, x, kept, places, alpha))
+                continue
+            made = part.terms(x, kept, places, alpha)
+            if made.queries is not None and self.depends_on_input and not part.depends_on_input:
+                made = made.as_table()  # beside terms of the tokens: it has no batch
+            each.append(made)
+        return add(each)
 
     def last_column(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synthesizer.attention.layer import masked_softmax
+from synthesizer.attention.masks import masked_softmax
 from synthesizer.audit.hook import Hook, Layer
 from synthesizer.audit.tables import RELATIVE, HeadTables, sink_slots
 

@@ -29,8 +29,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
-from synthesizer.attention.layer import masked_softmax
-from synthesizer.attention.masks import real_tokens, visible_keys
+from synthesizer.attention.masks import masked_softmax, real_tokens, visible_keys
 from synthesizer.audit.replace import SynthesizedLogits, dot_logits
 from synthesizer.audit.tables import KINDS, HeadTables, seen_through, sink_slots
 from synthesizer.errors import UserError

@@ -25,32 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from synthesizer.attention.groups import Grouped
-from synthesizer.attention.layer import masked_softmax
-from synthesizer.attention.masks import too_long, visible_keys
+from synthesizer.attention.masks import masked_softmax, too_long, visible_keys
 from synthesizer.attention.registry import build_synthesis
-from synthesizer.attention.relative import Relative
-from synthesizer.attention.synthesis import (
-    Dense,
-    DotProduct,
-    FactorizedDense,
-    FactorizedRandom,
-    Mixture,
-    Random,
-    Size,
-    Synthesis,
-    joint_length,
-)
+from synthesizer.attention.synthesis import DotProduct, Mixture, Size, Synthesis, joint_length
 from synthesizer.audit.tables import sink_slots
 from synthesizer.errors import UserError
 from synthesizer.spec import parse_spec, split_groups
-
-ZEROED: dict[type[Synthesis], tuple[str, ...]] = {  # what makes all logits of a part zero
-    Random: ("table",),
-    FactorizedRandom: ("rows",),
-    Relative: ("offsets", "first"),
-    Dense: ("w2", "b2"),
-    FactorizedDense: ("wb", "bb"),
-}
 
 
 class ReplacedAttention(nn.Module):
@@ -187,12 +167,12 @@ def choose_layers(found: Sequence[str], layers: Iterable[int] | None, model: str
 @torch.no_grad()
 def silence(part: Synthesis, spec: str) -> None:
     """Set what makes the logits of a part zero; what it is multiplied by still learns."""
-    if type(part) not in ZEROED:
+    if not part.zeroed:
         raise UserError(
             f"{type(part).__name__} in synthesis {spec!r} cannot start at zero, so that the old "
             "function cannot be kept; give fresh=True"
         )
-    for name in ZEROED[type(part)]:
+    for name in part.zeroed:
         getattr(part, name).zero_()
 
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from synthesizer.attention.layer import masked_softmax
-from synthesizer.attention.masks import too_long, visible_keys
+from synthesizer.attention.masks import masked_softmax, too_long, visible_keys
 from synthesizer.attention.relative import relative_logits, stretched
 
 RELATIVE, ABSOLUTE = "relative", "random"

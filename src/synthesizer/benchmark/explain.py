@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from synthesizer.attention import fast
-from synthesizer.attention.fast.terms import has_outer
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
@@ -29,7 +28,7 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
         mask=padded if "padded" in setting.view else None,
     )
     choice = fast.choose(mixer.synthesis, call)
-    if choice.path not in ("table", "blocks") or has_outer(mixer.synthesis):
+    if choice.path not in ("table", "blocks") or mixer.synthesis.num_outer:
         return choice
     compiled = fast.has_kernel(torch.device(setting.device))
     return (

@@ -1,6 +1,6 @@
 """Call kernel.c and rows.c: attention of any sum of terms and its gradient, and a few rows.
 
-The structures are those of the C files. Letters as in attention/fast/terms.py.
+The structures are those of the C files. Letters as in attention/terms.py.
 """
 
 import ctypes
@@ -8,8 +8,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import Visibility, is_transformed
+from synthesizer.attention.terms import Terms
 from synthesizer.kernels.cpu import RUNTIME, Kernel, in_use
 
 CACHED = 2**17  # numbers of a block's logits: they and their gradient stay in the second cache

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.hook import Kernels
 from synthesizer.attention.masks import Visibility
+from synthesizer.attention.terms import Terms
 from synthesizer.kernels import attend, cpu, triton
 
 

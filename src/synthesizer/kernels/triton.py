@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import Visibility
+from synthesizer.attention.terms import Terms
 
 MOST_WIDTH = 256  # of queries, values, or one side of an outer product: what a tile has room for
 TYPES = (torch.float32, torch.float16, torch.bfloat16)

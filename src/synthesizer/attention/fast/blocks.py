@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.block_softmax import soften, soften_back
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.masks import KeySpan, Visibility
+from synthesizer.attention.terms import Terms
 
 CACHED = 2**18  # numbers of a block on a CPU: its logits and their gradient stay near the core
 ACCELERATED = 2**26  # on an accelerator a block need not fit a cache, and has to fill the device

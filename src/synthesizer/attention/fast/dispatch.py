@@ -13,11 +13,12 @@ plain path is exact. Letters as in terms.py.
     plain    layer.py itself
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer.attention import hook
@@ -29,7 +30,6 @@ from synthesizer.attention.fast.table import (
     probabilities,
     table_attention,
 )
-from synthesizer.attention.fast.terms import Terms, has_outer, is_known, terms_of
 from synthesizer.attention.groups import Grouped
 from synthesizer.attention.hook import kernels, uses_kernel
 from synthesizer.attention.masks import (
@@ -42,7 +42,8 @@ from synthesizer.attention.masks import (
     visibility_of,
     visible_keys,
 )
-from synthesizer.attention.synthesis import DotProduct, Synthesis
+from synthesizer.attention.synthesis import DotProduct, Mixture, Synthesis
+from synthesizer.attention.terms import Places, Terms
 
 PATHS = ("auto", "fast", "plain")
 SHORT = 64  # up to here a tensor of all pairs fits the cache, and blocks only cost
@@ -119,7 +120,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
             return Choice("frozen", "freeze() holds its probabilities")
     if path == "auto" and num_queries == 1 and synthesis.depends_on_input:
         fits = call.mask is None and call.window is None and call.dropout == 0.0
-        fits = fits and not (compiling or torch.is_grad_enabled() or has_outer(synthesis))
+        fits = fits and not (compiling or torch.is_grad_enabled() or synthesis.num_outer)
         if fits and not torch.is_autocast_enabled(call.x.device.type):
             return Choice("row", "a single row of products and what is added to them")
         return Choice("plain", "a single row, small at any length")
@@ -127,7 +128,7 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     short = short and not uses_kernel(call.values, num_queries)
     keeps = short and call.dropout == 0.0 and synthesis.depends_on_input and not compiling
     keeps = keeps and call.values.device.type == "cpu" and call.values.dtype in EXACT
-    if short and not keeps and num_queries <= SHORT and not has_outer(synthesis):
+    if short and not keeps and num_queries <= SHORT and not synthesis.num_outer:
         return Choice("plain", "so short that all pairs fit the cache")
     if call.source == COUNTED and not packs:
         return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
@@ -139,6 +140,20 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
     if keeps:
         return Choice("short", "so short that its probabilities are kept")
     return Choice("blocks", "terms of the tokens")
+
+
+def is_known(synthesis: Synthesis) -> bool:
+    """Whether a synthesis is a sum of terms that the fast paths take.
+
+    Not where an adapter stands for a part, since its forward alone knows the parameters, nor where
+    forward writes a table of the tokens; and two outer products have no common form.
+    """
+    parts: Sequence[nn.Module] = synthesis.parts if isinstance(synthesis, Mixture) else [synthesis]
+    known = (
+        isinstance(part, Synthesis) and (part.has_terms or not part.depends_on_input)
+        for part in parts
+    )
+    return all(known) and synthesis.num_outer < 2
 
 
 def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | None:
@@ -177,7 +192,9 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
     if visibility.order is not None:
         keys, values = visibility.packed(keys), visibility.packed(values)
     heads = values.shape[1]
-    terms = terms_of(synthesis, x, keys, num_keys, call.bias, heads, call.query_positions)
+    terms = synthesis.terms(x, keys, Places.slots(num_queries, num_keys, call.query_positions))
+    if call.bias is not None:
+        terms.add_bias(call.bias, heads, num_queries, num_keys)
     terms.values = values.transpose(0, 1)
     if terms.other_queries is not None and not (
         chosen == "blocks" and uses_kernel(values, num_queries)
@@ -198,7 +215,7 @@ def attend(synthesis: Synthesis, call: Call, path: str = "auto") -> Tensor | Non
             elif call.dropout > 0.0:
                 return None
         if not synthesis.depends_on_input:  # examples read other rows of it: write it out
-            terms = Terms(terms.values, table=terms.whole_table(num_queries))
+            terms = Terms(terms.values, table=terms.logits(num_queries)[0])
         if chosen == "short":
             if terms.distances is not None:
                 terms.write_out(num_queries)
@@ -255,7 +272,8 @@ def _fused(
     is_causal: bool = False,
     query_positions: Tensor | None = None,
 ) -> Tensor:
-    queries = terms_of(synthesis, x, keys, keys.shape[2], query_positions=query_positions).queries
+    places = Places.slots(x.shape[1], keys.shape[2], query_positions)
+    queries = synthesis.terms(x, keys, places).queries
     assert queries is not None
     output = F.scaled_dot_product_attention(
         queries.transpose(0, 1), keys, values, attn_mask=visible, is_causal=is_causal, scale=1.0
@@ -294,4 +312,6 @@ def freeze(
         tensors = [*synthesis.parameters(), *synthesis.buffers(), torch.empty(0)]
         x = tensors[0].new_empty(0, length, 0)
         visibility = visibility_of(None, length, length, causal, window, SLOT, x.device)
-        return probabilities(terms_of(synthesis, x, None, length), visibility, length)
+        return probabilities(
+            synthesis.terms(x, None, Places.slots(length, length)), visibility, length
+        )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from synthesizer.attention import hook
 from synthesizer.attention.fast.blocks import Workspace, columns_of, sdpa_forward
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.fast.twice import gradients_of_terms
 from synthesizer.attention.hook import kernels, uses_kernel
 from synthesizer.attention.masks import Visibility
+from synthesizer.attention.terms import Terms
 
 NUM_TERMS = len(vars(Terms()))
 RANGES = "Tensor? starts, Tensor? stops, Tensor? table_rows, bool grows, bool is_shared"

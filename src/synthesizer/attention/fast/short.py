@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.fast.twice import gradients_of_terms
 from synthesizer.attention.masks import KeySpan, Visibility
+from synthesizer.attention.terms import Terms
 
 LONGEST = 128  # rows, up to which it pays to keep the probabilities, and they take little memory
 NUM_TERMS = len(vars(Terms()))

@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer.attention.fast.operator import block_attention
-from synthesizer.attention.fast.terms import Terms
 from synthesizer.attention.fast.twice import gradients, written_out
 from synthesizer.attention.hook import kernels, uses_kernel
 from synthesizer.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
-from synthesizer.attention.relative import add_diagonals, lay_out
+from synthesizer.attention.terms import Terms, add_diagonals, lay_out
 
 LONG = 2048  # from here on keeping (H, T, S) probabilities costs more than making them again
 
@@ -101,7 +100,7 @@ def frozen_attention(
 
 def probabilities(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
     """The softmax of all terms, (H, T, S), by operations that autograd knows."""
-    whole = terms.whole_table(num_queries)
+    whole = terms.logits(num_queries)[0]
     if visibility.stops is not None:
         whole, num_keys = whole.clone(), whole.shape[2]
         span = KeySpan(0, num_keys, 0, num_keys)  # compare every row with every key

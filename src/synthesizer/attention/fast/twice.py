@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from synthesizer.attention.fast.terms import Terms
-from synthesizer.attention.masks import Visibility
+from synthesizer.attention.masks import Visibility, masked_softmax
+from synthesizer.attention.terms import Terms
 
 
 def gradients(
@@ -43,28 +43,18 @@ def gradients_of_terms(
 
 def written_out(terms: Terms, visibility: Visibility, num_queries: int) -> Tensor:
     """softmax(sum of terms over what is seen) values: (B, T, H, K); what sees nothing is zero."""
-    terms.write_out(num_queries)
-    terms.join()
     values, rows = terms.values, visibility.table_rows
     assert values is not None
-    columns = torch.arange(values.shape[2], device=values.device)
-    each = []  # (H, B or 1, T, S)
-    if terms.queries is not None and terms.keys is not None:
-        each.append(terms.queries @ terms.keys.mT)
-    if terms.table is not None:
-        each.append(terms.table[:, None] if rows is None else terms.table[:, rows])
-    if terms.offsets is not None:
-        each.append(terms.offsets[:, None, None])
-    if terms.tiled is not None and terms.repeated is not None:
-        a = terms.tiled.shape[-1]
-        each.append(terms.tiled[..., columns % a] * terms.repeated[..., columns // a])
-    logits = sum(each[1:], start=each[0])
-    if visibility.stops is None:
-        weights = logits.softmax(-1)
-    else:
-        hidden = columns >= visibility.stops[..., None]  # (B or 1, T, S)
+    terms.write_out(num_queries)
+    if terms.table is not None and rows is not None:
+        terms.table = terms.table[:, rows]
+    num_keys = values.shape[2]
+    visible = None
+    if visibility.stops is not None:
+        columns = torch.arange(num_keys, device=values.device)
+        visible = columns < visibility.stops[..., None]  # (B or 1, T, S)
         if visibility.starts is not None:
-            hidden = hidden | (columns < visibility.starts[..., None])
-        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
-        weights = logits.softmax(-1).masked_fill(hidden, 0.0)
-    return (weights.to(values.dtype) @ values).permute(1, 2, 0, 3)
+            visible = visible & (columns >= visibility.starts[..., None])
+        visible = visible[:, None]
+    weights = masked_softmax(terms.logits(num_queries, num_keys), visible)
+    return torch.einsum("bhts,hbsk->bthk", weights.to(values.dtype), values)
