@@ -21,7 +21,7 @@ from synthesizer.experiment.run import Run, remove_leftovers, write_text
 from synthesizer.report.load import read_run
 from synthesizer.study.asked import Asked
 from synthesizer.study.plan import draw_up
-from synthesizer.study.pool import open_pool
+from synthesizer.study.workers import open_pool
 from synthesizer.training.finish import load_model, measure
 from synthesizer.training.loop import fit
 from tiny import language_model

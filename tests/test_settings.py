@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from synthesizer.experiment.progress import Quiet
 from synthesizer.study import compare
 from synthesizer.study.asked import Asked
 from synthesizer.study.compare import conduct
 from synthesizer.study.plan import draw_up
 from synthesizer.study.search import fit_to_data
-from synthesizer.study.worker import perform
 from synthesizer.tasks import build_task
 from test_study import Here
 from tiny import WORDS
@@ -51,8 +49,8 @@ class Told(Here):
     def __init__(self):
         self.trained = []
 
-    def ask(self, order):
-        answer = perform(order, Quiet())
+    def perform(self, order):
+        answer = super().perform(order)
         if order["do"] == "train" and order["split"] == "validation":
             self.trained.append(order)
             path = compare.Run(order["path"])

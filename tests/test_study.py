@@ -18,7 +18,6 @@ import torch
 
 import synthesizer
 from synthesizer.errors import UserError
-from synthesizer.experiment.progress import Quiet
 from synthesizer.experiment.recipe import dump, load_recipe
 from synthesizer.experiment.run import Run
 from synthesizer.study.asked import Jobs, parse_jobs
@@ -27,6 +26,7 @@ from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer.study.plan import draw_up
 from synthesizer.study.tune import TRIAL_SEEDS, settings_of
 from synthesizer.study.worker import perform
+from synthesizer.study.workers import Task
 from synthesizer.tasks import build_task
 from synthesizer.training.build import build_model
 from synthesizer.training.loop import fit
@@ -34,23 +34,27 @@ from tiny import language_model
 
 
 class Here:
-    """A worker pool in this process, where torch is imported already."""
+    """An executor in this process, where torch is imported already."""
 
-    capacity, place = 1, "of one thread"
+    capacity, place, notices = 1, "of one thread", ()
 
     def grow(self, size):
         pass
 
-    def ask(self, order):
-        return perform(order, Quiet())
+    def submit(self, do, **arguments):
+        task = Task(do, **arguments)
+        task.notes.append({"event": "start"})
+        try:
+            task.set_result(self.perform(task.order))
+        except UserError as error:
+            task.set_exception(error)
+        return task
 
-    def run(self, orders):
-        for index, order in enumerate(orders):
-            yield index, {"event": "start"}
-            try:
-                yield index, {"event": "done", **self.ask(order)}
-            except UserError as error:
-                yield index, {"event": "failed", "error": str(error)}
+    def wait(self, tasks):
+        return {*tasks}
+
+    def perform(self, order):
+        return perform(order)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from synthesizer.report.blocks import Figures, Plot, Section, Table
 from synthesizer.report.page import page
 from synthesizer.report.tables import no_formula
 from synthesizer.report.write import write_report
-from synthesizer.study.live_table import RowStatus, StatusLines
+from synthesizer.study.live import RowStatus, StatusLines
 from synthesizer.untrusted import fenced, plain, printable
 from test_report import make_study
 from tiny import environment
@@ -260,7 +260,7 @@ def test_progress_lines_have_no_escapes(capsys):
 
 def test_a_live_table_on_a_real_terminal_shows_labels_as_text():
     script = (
-        "from synthesizer.study.live_table import LiveTable, RowStatus\n"
+        "from synthesizer.study.live import LiveTable, RowStatus\n"
         f"board = LiveTable([RowStatus({HOSTILE!r}, 1, 1.0)], 1, 10)\n"
         f"board.metric = {HOSTILE!r}\n"
         f"board.refresh(); board.say({HOSTILE!r}); board.close()\n"

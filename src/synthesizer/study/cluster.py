@@ -20,8 +20,17 @@ from typing import Any
 from synthesizer.errors import UserError
 from synthesizer.experiment.interruption import Interruption
 from synthesizer.experiment.run import provenance
-from synthesizer.study.pool import SAVING, LocalWorker, Worker, WorkerPool, held
-from synthesizer.study.worker import Message
+from synthesizer.study.workers import (
+    SAVING,
+    LocalWorker,
+    LostError,
+    Message,
+    UnfitError,
+    Worker,
+    WorkerPool,
+    held,
+    read_answer,
+)
 from synthesizer.untrusted import read_regular
 
 RETRIES = 3  # of a run whose node was lost
@@ -60,27 +69,22 @@ class Driver:
         return None
 
 
-class Roof:
-    """The actor: a worker process on a node, whose messages it passes on."""
+class Host:
+    """The actor: it has a worker process on its node."""
 
     def __init__(self, driver: Driver, log: Path) -> None:
         self._driver, self._log = driver, log
 
-    def hello(self) -> Message:
-        """Start the worker, if the node is fit for the study."""
+    def greet(self) -> tuple[str, str | None]:
+        """Start the worker if the node is fit for the study; the node's name, and why not."""
         error = self._driver.misfit()
         if error is None:
             self._worker = LocalWorker(self._log, self._driver.environment, self._driver.home)
-        return {"host": host_name(), "error": error}
+            self._worker.greet()
+        return host_name(), error
 
-    def submit(self, order: Message) -> None:
-        self._worker.submit(order)
-
-    def events(self) -> Iterator[Message]:
-        yield from self._worker.events()
-
-    def close(self) -> None:
-        self._worker.close()
+    def answer(self, order: Message) -> Message:
+        return self._worker.answer(order)
 
     def wait(self) -> None:
         self._worker.wait()
@@ -91,55 +95,49 @@ class RayWorker:
 
     def __init__(self, driver: Driver, log: Path, gpus: float) -> None:
         self._ray = import_ray()
-        # Four threads: while one streams events, others take orders, close and wait.
-        roof = self._ray.remote(num_cpus=1, num_gpus=gpus, max_concurrency=4)(Roof)
-        self._actor = roof.remote(driver, log)
+        # Three threads: while one awaits an answer, another closes the worker.
+        host = self._ray.remote(num_cpus=1, num_gpus=gpus, max_concurrency=3)(Host)
+        self._actor = host.remote(driver, log)
         self._host = ""  # once it answered
-        self._is_lost = self._is_over = False
+        self._is_lost = False
+        self._end: Any = None  # of its process, once that was asked for
 
-    def submit(self, order: Message) -> None:
-        self._actor.submit.remote(order)
+    def greet(self) -> str:
+        host, error = self._call(self._actor.greet)
+        if error:
+            raise UnfitError(f"{host} {error}")
+        self._host = host
+        return str(host)
 
-    def events(self) -> Iterator[Message]:
+    def perform(self, order: Message) -> Message:
+        answer = self._call(self._actor.answer, order)
+        if "lost" in answer:
+            answer["lost"] += f" on {self._host}"
+        return read_answer(answer)
+
+    def close(self) -> None:
+        if self._host and self._end is None:
+            self._end = self._actor.wait.remote()
+
+    def wait(self) -> None:
+        self.close()
+        try:
+            if self._end is not None and not self._is_lost:
+                with suppress(self._ray.exceptions.RayError, TimeoutError):
+                    self._ray.get(self._end, timeout=SAVING + 10)
+        finally:
+            self._ray.kill(self._actor)
+
+    def _call(self, method: Any, *arguments: Any) -> Any:  # noqa: ANN401  of an actor
         errors = self._ray.exceptions
         try:
-            hello = self._ray.get(self._actor.hello.remote())
-            if hello["error"]:
-                yield {"event": "unfit", "error": f"{hello['host']} {hello['error']}"}
-                return
-            self._host = hello["host"]
-            stream = self._actor.events.options(num_returns="streaming").remote()
-            for event in map(self._ray.get, stream):
-                yield event | self._named(event)
-        except Exception as error:
+            return self._ray.get(method.remote(*arguments))
+        except errors.RayError as error:
             self._is_lost = True
-            if self._is_over:  # what waits while Ray shuts down raises any kind of error
-                return
-            if not isinstance(error, errors.RayError):
-                raise
             own = isinstance(error, errors.RayTaskError)  # an error of our own code there
             cause = str(error).strip().split("\n")[-1] if own else type(error).__name__
             name = self._host or "a node that had not answered"
-            yield {"event": "gone", "error": f"{name} was lost ({cause})", "lost": not own}
-
-    def close(self) -> None:
-        if self._host:
-            self._actor.close.remote()
-
-    def wait(self) -> None:
-        try:
-            if self._host and not self._is_lost:
-                with suppress(self._ray.exceptions.RayError, TimeoutError):
-                    self._ray.get(self._actor.wait.remote(), timeout=SAVING + 10)
-        finally:
-            self._is_over = True
-            self._ray.kill(self._actor)
-
-    def _named(self, event: Message) -> Message:
-        """What the node's name adds to an event."""
-        if event["event"] == "hello":
-            return {"host": self._host}
-        return {"error": f"{event['error']} on {self._host}"} if event["event"] == "gone" else {}
+            raise LostError(f"{name} was lost ({cause})", again=not own) from None
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from synthesizer.study.asked import Asked, parse_jobs
 from synthesizer.study.cluster import open_cluster
 from synthesizer.study.perform import Job, Say, jobs_of, perform
 from synthesizer.study.plan import Plan, draw_up
-from synthesizer.study.pool import WorkerPool, open_pool
 from synthesizer.study.rows import AGAIN, Row
 from synthesizer.study.search import fit_to_data, search, settle
 from synthesizer.study.stats import (
@@ -27,6 +26,7 @@ from synthesizer.study.stats import (
     judge,
     power_sentence,
 )
+from synthesizer.study.workers import WorkerPool, ask, open_pool
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -122,9 +122,8 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     recipe = plan.recipe(row, plan.seeds[0])
     other = Row("", row.like or "", "", settings=row.rung or row.varied)
     like = dump(plan.recipe(other, plan.seeds[0])) if row.like else None
-    order = {"do": "size", "recipe": dump(recipe), "like": like, "measure": measure}
     try:
-        found = pool.ask(order)
+        found = ask(pool, "size", recipe=dump(recipe), like=like, measure=measure)
     except UserError as error:
         if not row.offered:
             raise

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synthesizer.errors import UserError
+from synthesizer.errors import OtherDataError, UserError
 from synthesizer.experiment.progress import clock
 from synthesizer.experiment.recipe import Recipe, dump
 from synthesizer.experiment.run import Run
 from synthesizer.study.asked import parse_jobs
-from synthesizer.study.live_table import RowStatus, StatusLines, open_status
+from synthesizer.study.live import RowStatus, RunLog, StatusLines, open_status
 from synthesizer.study.plan import Plan
-from synthesizer.study.pool import WorkerPool
+from synthesizer.study.workers import Task, WorkerPool, ask
 from synthesizer.untrusted import listed
 
 BACKWARD = 3.0  # a training token costs this many forward ones
@@ -75,7 +75,7 @@ def perform(
     size = min(parse_jobs(plan.asked.jobs).workers or pool.capacity, len(left))
     pool.grow(size)
     recipe = left[0].recipe
-    found = pool.ask({"do": "prepare", "recipe": dump(recipe)})
+    found = ask(pool, "prepare", recipe=dump(recipe))
     plan.meet(recipe, found["report"]["identity"])
     seconds = _announce(found, recipe, say)
     more = len(left) + sum((coming or {}).values())
@@ -87,43 +87,59 @@ def perform(
     rows = _row_status(plan, jobs, seconds, coming or {})
     status = open_status([*rows.values()], size, steps, split, plain=plain)
     try:
-        _follow(plan, left, pool, status, [*rows])
+        _follow(plan, left, pool, status, [*rows], found["metric"])
     finally:
         status.close()
 
 
 def _follow(
-    plan: Plan, jobs: Sequence[Job], pool: WorkerPool, status: StatusLines, shown: Sequence[int]
+    plan: Plan,
+    jobs: Sequence[Job],
+    pool: WorkerPool,
+    status: StatusLines,
+    shown: Sequence[int],
+    metric: str,
 ) -> None:
-    orders = [
-        {
-            "do": "train",
-            "recipe": dump(job.recipe),
-            "path": str(job.path),
-            "split": job.split,
-            "tracker": plan.asked.track,
-            "data": plan.identities.get(job.recipe.data.model_dump_json()),
-        }
+    """Train runs; show what their directories say of them, and `metric` on validation."""
+    tasks = {
+        pool.submit(
+            "train",
+            recipe=dump(job.recipe),
+            path=str(job.path),
+            split=job.split,
+            tracker=plan.asked.track,
+            data=plan.identities.get(job.recipe.data.model_dump_json()),
+        ): (job, RunLog(job.path, job.recipe, metric))
         for job in jobs
-    ]
-    for index, event in pool.run(orders):
-        if event["event"] == "tick":
-            status.refresh()
-            continue
-        if event["event"] == "say" and index < 0:
-            status.say(event["text"])
-            continue
-        job = jobs[index]
-        if event.get("ends_study"):
-            raise UserError(event["error"])
-        if event["event"] == "done":
-            plan.meet(job.recipe, _identity(event["result"]), job.path)
-            event["metric"], event["value"] = main_metric(event["result"], job.split)
-        status.receive(shown.index(job.row), job.name, event)
-        if event["event"] == "failed":
-            label = plan.rows[job.row].label
-            plan.errors.setdefault(label, f"{job.name}: {event['error']}")
-            plan.write()
+    }
+    while tasks:
+        done = pool.wait(tasks)
+        while pool.notices:
+            status.say(pool.notices.popleft())
+        for task, (job, log) in list(tasks.items()):
+            events = [*task.notes, *(log.read() if task.running() or task in done else ())]
+            task.notes.clear()
+            if task in done:
+                del tasks[task]
+                events.append(_ending(plan, job, task))
+            for event in events:
+                status.receive(shown.index(job.row), job.name, event)
+        status.refresh()
+
+
+def _ending(plan: Plan, job: Job, task: Task) -> dict[str, Any]:
+    """How a run ended; what ends the whole study is raised."""
+    error = task.exception()
+    if error is None:
+        result = task.result()["result"]
+        plan.meet(job.recipe, _identity(result), job.path)
+        metric, value = main_metric(result, job.split)
+        return {"event": "done", "metric": metric, "value": value}
+    if isinstance(error, OtherDataError) or not isinstance(error, UserError):
+        raise error
+    plan.errors.setdefault(plan.rows[job.row].label, f"{job.name}: {error}")
+    plan.write()
+    return {"event": "failed", "error": str(error)}
 
 
 def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:

@@ -26,9 +26,9 @@ from synthesizer.study.asked import AUTO, FOUND, WIDTHS
 from synthesizer.study.guess import LONGEST, Choice, round_up
 from synthesizer.study.perform import Job, Say, main_metric, perform
 from synthesizer.study.plan import Plan
-from synthesizer.study.pool import WorkerPool
 from synthesizer.study.rows import DOT, Row, again, size_control, slugs
 from synthesizer.study.tune import TRIAL_SEEDS, Tried, best_of, settings_of, worth_repeating
+from synthesizer.study.workers import WorkerPool, ask
 from synthesizer.untrusted import check_folder_name
 
 MAX_LEN = "model.max_len"
@@ -57,7 +57,7 @@ def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
     if plan.shared.task != "translation" or MAX_LEN in plan.asked.settings:
         return plan
     recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
-    found = pool.ask({"do": "prepare", "recipe": dump(recipe)})
+    found = ask(pool, "prepare", recipe=dump(recipe))
     needed, now = int(found["report"]["longest"]["train"]), plan.shared.model.max_len
     if needed <= now:
         return plan

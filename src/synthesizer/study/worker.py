@@ -1,10 +1,9 @@
 """A worker process of a study: it imports torch once, has one thread, and takes orders on stdin.
 
-    pool -> worker    {"do": "size" | "prepare" | "train", ...}   a JSON line each
-    worker -> pool    {"event": "hello"}                             it listens
-                      {"event": "show" | "measure" | "say", ...}     while it trains
-                      {"event": "done", ...}                         the answer to an order
-                      {"event": "failed", "error": ...}              the user's mistake
+    pool -> worker    {"do": "size" | "prepare" | "train", ...}     a JSON line each
+    worker -> pool    {}                                            it listens
+                      {...}                                         the answer to an order
+                      {"error": ..., "ends_study": ...}             or the user's mistake
 A worker whose stdin ends saves a checkpoint and exits: none outlives the study it serves. Any other
 error ends the worker with a traceback in its log; the pool reports it and starts another.
 """
@@ -17,50 +16,34 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
-from typing import Any, TextIO
+from typing import Any
 
 from synthesizer.errors import OtherDataError, UserError
 from synthesizer.experiment.interruption import Interrupted
-from synthesizer.experiment.progress import Progress
 
 Message = dict[str, Any]
 
 
-class Events(Progress):
-    """A worker's progress, as events to the pool."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def send(self, event: str, **values: Any) -> None:  # noqa: ANN401  JSON
-        with suppress(BrokenPipeError):  # the pool is dead, and stdin's end will say so
-            self._out.write(json.dumps({"event": event, **values}) + "\n")
-            self._out.flush()
-
-    def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
-        self.send("show", step=step, steps=steps, loss=loss, rate=rate, left=left)
-
-    def measure(self, step: int, metric: str, value: float) -> None:
-        self.send("measure", step=step, metric=metric, value=value)
-
-    def say(self, text: str) -> None:
-        self.send("say", text=text)
-
-
 def serve() -> None:
     """A worker's whole life: answer orders until stdin ends."""
-    events = Events(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an event
-    events.send("hello")
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an answer
+
+    def answer(message: Message) -> None:
+        with suppress(BrokenPipeError):  # the pool is dead, and stdin's end will say so
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+    answer({})
     orders: Queue[Message | None] = Queue()
     busy = threading.Event()
     threading.Thread(target=_take_orders, args=(orders, busy), daemon=True).start()
     _import_torch()
     while (order := orders.get()) is not None:
         try:
-            events.send("done", **perform(order, events))
+            answer(perform(order))
         except UserError as error:
-            events.send("failed", error=str(error), ends_study=isinstance(error, OtherDataError))
+            answer({"error": str(error), "ends_study": isinstance(error, OtherDataError)})
         except (Interrupted, KeyboardInterrupt):
             return
         busy.clear()
@@ -79,10 +62,10 @@ def _take_orders(orders: "Queue[Message | None]", busy: threading.Event) -> None
     orders.put(None)
 
 
-def perform(order: Message, events: Events) -> Message:
+def perform(order: Message) -> Message:
     """Do what an order says, and answer."""
     arguments = {name: value for name, value in order.items() if name != "do"}
-    return WORK[order["do"]](events, **arguments)
+    return WORK[order["do"]](**arguments)
 
 
 def _import_torch() -> None:
@@ -96,7 +79,7 @@ def _import_torch() -> None:
     logging.set_verbosity_error()
 
 
-def _size(events: Events, recipe: str, like: str | None, measure: str) -> Message:
+def _size(recipe: str, like: str | None, measure: str) -> Message:
     """The width that makes a recipe as large as another, and how far off that is."""
     from synthesizer.experiment.recipe import parse_recipe
     from synthesizer.study.budget import at_width, count, match_width
@@ -110,7 +93,7 @@ def _size(events: Events, recipe: str, like: str | None, measure: str) -> Messag
     return {"d_ff": sized.model.d_ff, "off": count(sized, measure) - count(other, measure)}
 
 
-def _prepare(events: Events, recipe: str) -> Message:
+def _prepare(recipe: str) -> Message:
     """Read and cache a recipe's data, and measure what a run of it would take."""
     from synthesizer.experiment.recipe import parse_recipe
     from synthesizer.tasks import build_task
@@ -124,6 +107,7 @@ def _prepare(events: Events, recipe: str) -> Message:
         tokens[split], examples[split] = map(sum, zip(*batches, strict=True))
     return {
         "report": task.report,
+        "metric": task.main_metric,
         "examples": examples,
         "seconds_per_step": time_step(parsed, task),
         "tokens": tokens,
@@ -132,7 +116,6 @@ def _prepare(events: Events, recipe: str) -> Message:
 
 
 def _train(
-    events: Events,
     recipe: str,
     path: str,
     split: str,
@@ -145,8 +128,7 @@ def _train(
     from synthesizer.training.loop import fit
 
     parsed = parse_recipe(recipe)
-    result = fit(parsed, Run(path), events, tracker=tracker, split=split, data=data)
-    return {"result": result}
+    return {"result": fit(parsed, Run(path), tracker=tracker, split=split, data=data)}
 
 
 WORK: dict[str, Callable[..., Message]] = {

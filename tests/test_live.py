@@ -1,10 +1,13 @@
 """What a study shows while it runs."""
 
 import io
+import json
 
 from rich.console import Console
 
-from synthesizer.study.live_table import LiveTable, RowStatus, StatusLines
+from synthesizer.experiment.recipe import load_recipe
+from synthesizer.experiment.run import Run
+from synthesizer.study.live import LiveTable, RowStatus, RunLog, StatusLines
 
 
 def rows():
@@ -101,3 +104,33 @@ def test_nothing_is_cut_off_in_eighty_columns_and_nothing_moves():
     assert "\N{HORIZONTAL ELLIPSIS}" not in after
     assert max(len(line.rstrip()) for line in after.splitlines()) <= 77
     assert before.splitlines()[0] == after.splitlines()[0]
+
+
+def test_progress_is_read_from_the_directory_of_a_run(tmp_path):
+    """Only what is new: not what a run logged before it was resumed, nor half a line."""
+    run, recipe = Run(tmp_path), load_recipe("shift", overrides=["train.steps=40"])
+
+    def step(number, loss):
+        run.log(number, {"loss": loss})
+        run.log_time(number, {"seconds": 2.0, "tokens": 300})
+
+    step(10, 9.0)
+    log = RunLog(tmp_path, recipe, "accuracy")
+    assert log.read() == []
+    run.rewind(5)
+    assert log.read() == []
+    step(20, 2.0)
+    run.log(20, {"validation": {"accuracy": 61.0, "loss": 1.9}})
+    run.log_time(20, {"memory_bytes": 1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 30, "loss": 1.0})[:9])
+    show, measure = log.read()
+    assert (show["step"], show["steps"], show["loss"], show["rate"]) == (20, 40, 2.0, 150.0)
+    assert measure == {"event": "measure", "step": 20, "metric": "accuracy", "value": 61.0}
+    assert log.read() == []
+
+
+def test_what_a_lost_worker_still_logged_is_not_shown(capsys):
+    status = StatusLines(rows(), 1, 100)
+    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    assert capsys.readouterr().out == ""

@@ -1,9 +1,12 @@
 """How a study is going: a live table on a terminal, plain lines elsewhere (no torch)."""
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer.experiment.progress import clock
+from synthesizer.experiment.recipe import Recipe
 from synthesizer.untrusted import printable
 
 WHOLE = {"validation": "for these trials", "test": "in all"}  # what is left, by what is measured
@@ -107,12 +111,11 @@ class StatusLines:
             status.running[name] = RunStatus(name, time.monotonic())
             place = f" on {event['host']}" if event.get("host") else ""
             self._progress(row, f"{name}: training{place}")
-        elif kind == "show":
-            run = status.running[name]
+        elif kind == "show" and (run := status.running.get(name)):  # else its worker was lost
             for key in ("step", "steps", "loss", "rate", "left"):
                 setattr(run, key, event[key])
             self._progress(row, f"{name}: {run}, {self._left()} {WHOLE[self.split]}")
-        elif kind == "measure":
+        elif kind == "measure" and name in status.running:
             status.running[name].metric = event["value"]
         elif kind in ("done", "failed", "retry"):
             self._end(status, name, event)
@@ -219,6 +222,76 @@ class LiveTable(StatusLines):
                 "" if left is None else _span(left),
             )
         return table
+
+
+class RunLog:
+    """What a run's directory says of its progress, from now on."""
+
+    def __init__(self, path: Path, recipe: Recipe, metric: str) -> None:
+        self._train, self._metric = recipe.train, metric
+        self._files = [LogFile(path / name) for name in ("metrics.jsonl", "timing.jsonl")]
+        self._losses: dict[int, float] = {}
+        self._first: tuple[float, int] | None = None  # when it began, and after which step
+
+    def read(self) -> list[dict[str, Any]]:
+        """Events "show" and "measure" of what was logged since the last call, by step."""
+        measured, timed = (list(file.read()) for file in self._files)
+        self._losses |= {line["step"]: line["loss"] for line in measured if "loss" in line}
+        events = [
+            self._show(line["step"], line["tokens"], line["seconds"])
+            for line in timed
+            if line["step"] in self._losses and "seconds" in line
+        ]
+        events += [
+            {"event": "measure", "step": line["step"], "metric": self._metric, "value": value}
+            for line in measured
+            if (value := line.get("validation", {}).get(self._metric)) is not None
+        ]
+        return sorted(events, key=lambda event: int(event["step"]))
+
+    def _show(self, step: int, tokens: int, seconds: float) -> dict[str, Any]:
+        now, steps = time.monotonic(), self._train.steps
+        self._first = self._first or (now - seconds, max(0, step - self._train.log_every))
+        began, first = self._first
+        return {
+            "event": "show",
+            "step": step,
+            "steps": steps,
+            "loss": self._losses.pop(step),
+            "rate": tokens / max(seconds, 1e-9),
+            "left": (now - began) / (step - first) * (steps - step),
+        }
+
+
+class LogFile:
+    """The lines that are added to a .jsonl file from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file, self._place = self._state()
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Those since the last call; a file that took another's place was cut, and has no news."""
+        file, size = self._state()
+        if file != self._file:
+            self._place = 0 if self._file is None else size
+            self._file = file
+        if file is None or size <= self._place:
+            return
+        with self._path.open("rb") as lines:
+            lines.seek(self._place)
+            for line in lines:
+                if line.endswith(b"\n"):  # else it is still written
+                    self._place += len(line)
+                    with suppress(ValueError):  # a damaged one is named by whoever reads the run
+                        yield json.loads(line)
+
+    def _state(self) -> tuple[int | None, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None, 0
+        return found.st_ino, found.st_size
 
 
 def open_status(
