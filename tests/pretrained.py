@@ -1,5 +1,6 @@
-"""Tiny random models of nine architectures that go through transformers' attention interface."""
+"""Tiny random models: nine architectures of transformers' attention interface, and five of ours."""
 
+import pytest
 import torch
 from transformers import (
     BartConfig,
@@ -21,6 +22,11 @@ from transformers import (
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
+
+from synthesizer.audit.hook import Hook
+from synthesizer.audit.tables import HeadTables
+from synthesizer.models import MODELS as OUR_CLASSES
+from synthesizer.models import SynthesizerConfig
 
 VOCAB = 37
 
@@ -120,18 +126,42 @@ MODELS = {
     "bert": bert, "gpt2": gpt2, "llama": llama, "gemma": gemma, "t5": t5, "bart": bart, "vit": vit,
     "opt": opt, "whisper": whisper,
 }  # fmt: skip
+OWN = {  # what positions add to logits or turn, and who may look
+    "decoder": {"kind": "decoder", "positions": "sinusoidal+relative"},
+    "window": {"kind": "decoder", "positions": "rotary", "window": 3},
+    "classifier": {"kind": "encoder", "positions": "learned+alibi", "num_labels": 3},
+    "translator": {"kind": "encoder_decoder", "positions": "relative", "decoder_max_len": 9},
+    "mixed": {"kind": "encoder", "positions": "relative", "synthesis": "dot,random,dot"},
+}
 TRANSLATORS = ("t5", "bart")  # texts to texts
 ENCODER_DECODERS = (*TRANSLATORS, "whisper")
 
 
-def build(name, seed=0):
+def crossed(names, values):
+    """Every name and every value once, more by `make slow`."""
+    plain = {(name, place % len(values)) for place, name in enumerate(names)}
+    return [
+        pytest.param(name, value, marks=() if (name, at) in plain else pytest.mark.slow)
+        for name in names
+        for at, value in enumerate(values)
+    ]
+
+
+def build(name, seed=0, **more):
     """A model with weights large enough that attention is far from uniform."""
     torch.manual_seed(seed)
-    model = MODELS[name]().eval()
+    if name in MODELS:
+        model = MODELS[name]().eval()
+    else:
+        given = {"synthesis": "dot", "num_layers": 3 if name == "mixed" else 2} | OWN[name] | more
+        config = SynthesizerConfig(
+            vocab_size=VOCAB, d_model=12, num_heads=4, d_ff=10, max_len=11, dropout=0.0, **given
+        )
+        model = OUR_CLASSES[config.kind](config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.4)
+            if parameter.dim() > 1 or name in OWN:
+                parameter.normal_(std=0.5 if name in OWN else 0.4)
     return model
 
 
@@ -146,6 +176,27 @@ def inputs(name, *, padded=True):
         batch = {"input_features": torch.randn(2, 4, 16)}
     elif padded:
         batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
-    if name in ENCODER_DECODERS:
+    if name in (*ENCODER_DECODERS, "translator"):
         batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))
     return batch
+
+
+def real_logits(model, batch):
+    """Those of real tokens: what is computed for padding is of no consequence."""
+    logits, mask = model(**batch).logits, batch.get("attention_mask")
+    same = mask is not None and logits.dim() == 3 and mask.shape[1] == logits.shape[1]
+    return logits[mask.bool()] if same else logits
+
+
+def drawn(heads, kind="relative", max_len=16):
+    """Tables of random logits."""
+    tables = HeadTables(heads, max_len, kind).requires_grad_(False)
+    for parameter in tables.parameters():
+        parameter.normal_()
+    return tables
+
+
+def found_layers(model, batch):
+    """The layers that an audit would find."""
+    with torch.no_grad(), Hook(model) as hook:
+        return hook.discover(batch)

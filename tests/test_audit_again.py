@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-import test_audit_own as own
-from pretrained import MODELS, build, inputs
+from pretrained import MODELS, OWN, build, crossed, drawn, found_layers, inputs, real_logits
 from synthesizer import replace_attention
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import build_converted, convert
@@ -18,21 +17,13 @@ from synthesizer.audit.run import Asked, audit
 from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError
-from test_audit_hook import drawn
 from test_audit_seq2seq import home as seq2seq  # noqa: F401  a fixture
 
-every_model = pytest.mark.parametrize("name", MODELS)
 STEPS = {  # (layer, heads) of the first conversion, then of the second
     "one by one": ({0: (1,)}, {0: (0,), 1: (2,)}),
     "to a whole layer": ({0: (0, 2), 1: (1,)}, {0: (1,), 1: (0,)}),
     "beside a whole layer": ({0: (0, 1, 2, 3)}, {1: (0, 1, 2)}),
 }
-
-
-def found(model, batch):
-    with torch.no_grad(), Hook(model) as hook:
-        hook.discover(batch)
-    return hook.layers
 
 
 def chosen(heads, layers, lengths=(16, 16)):
@@ -41,12 +32,6 @@ def chosen(heads, layers, lengths=(16, 16)):
         place: drawn([head for head in wanted if head < layers[place].num_heads], max_len=length)
         for (place, wanted), length in zip(heads.items(), lengths, strict=False)
     }
-
-
-def real_logits(model, batch):
-    mask, logits = batch.get("attention_mask"), model(**batch).logits
-    same = mask is not None and mask.shape[1] == logits.shape[1] and logits.dim() == 3
-    return logits[mask.bool()] if same else logits
 
 
 def joined(first, second):
@@ -58,74 +43,52 @@ def joined(first, second):
     }  # fmt: skip
 
 
-def check_steps(model, batch, heads, lengths):
-    """Twice converted equals converted at once, and equals what the second audit's hook showed."""
-    layers = found(model, batch)
-    first, second = (chosen(each, layers, lengths) for each in heads)
+CASES = [(steps, lengths) for steps in STEPS for lengths in ((16, 16), (3, 16))]
+
+
+@pytest.mark.parametrize(("name", "case"), crossed((*MODELS, *OWN), CASES))
+def test_converted_twice_equals_converted_at_once(name, case):
+    """And equals what the hook of the second audit showed."""
+    model, batch, (steps, lengths) = build(name), inputs(name), case
+    lengths = (11, 11) if name in OWN else lengths
+    layers = found_layers(model, batch)
+    first, second = (chosen(each, layers, lengths) for each in STEPS[steps])
     at_once = build_converted(model, layers, joined(first, second))
     half = build_converted(model, layers, first)
+    again = found_layers(half, batch)
+    places = {layer.name: place for place, layer in enumerate(again)}
+    moved = {places[layers[place].name]: table for place, table in second.items()}
     with torch.no_grad(), Hook(half) as hook:
-        again = hook.discover(batch)
+        hook.discover(batch)
         plain = real_logits(half, batch)
         hook.observe = lambda layer, weights, visible: torch.testing.assert_close(
             weights.sum(-1)[visible.any(-1).expand_as(weights[..., 0])],
             torch.ones(int(visible.any(-1).expand_as(weights[..., 0]).sum())),
         )
-        torch.testing.assert_close(real_logits(half, batch), plain)
-        hook.observe, hook.tables = None, second
+        torch.testing.assert_close(real_logits(half, batch), plain, rtol=1e-4, atol=1e-5)
+        hook.observe, hook.tables = None, moved
         hooked = real_logits(half, batch)
+    for layer in again:
+        place = next(place for place, other in enumerate(layers) if other.name == layer.name)
+        assert layer.tables == list(first[place].heads if place in first else ())
+        same = ("num_heads", "num_key_heads", "d_head", "causal")
+        assert all(getattr(layer, key) == getattr(layers[place], key) for key in same)
+    twice = build_converted(half, again, moved)
+    assert type(twice) is type(at_once)
+    assert twice.config.to_dict() == at_once.config.to_dict()
+    state, other = twice.state_dict(), at_once.state_dict()
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[key], other[key]) for key in state)
     with torch.no_grad():
         torch.testing.assert_close(real_logits(half, batch), plain, rtol=1e-4, atol=1e-5)
-    for place, layer in enumerate(again):
-        assert layer.num_heads == layers[place].num_heads
-        assert layer.tables == list(first[place].heads if place in first else ())
-        assert (layer.name, layer.num_key_heads, layer.d_head, layer.causal) == (
-            layers[place].name, layers[place].num_key_heads, layers[place].d_head,
-            layers[place].causal,
-        )  # fmt: skip
-    twice = build_converted(half, again, second)
-    assert type(twice) is type(at_once)
-    state, other = twice.state_dict(), at_once.state_dict()
-    assert state.keys() == other.keys()
-    assert all(torch.equal(state[key], other[key]) for key in state)
-    with torch.no_grad():
         torch.testing.assert_close(real_logits(twice, batch), hooked, rtol=1e-4, atol=1e-5)
-        assert torch.equal(real_logits(twice, batch), real_logits(at_once, batch))
-    return twice, at_once
 
 
-@every_model
-@pytest.mark.parametrize("heads", STEPS)
-@pytest.mark.parametrize("lengths", [(16, 16), (3, 16)])
-def test_converted_twice_equals_converted_at_once(name, heads, lengths):
-    twice, at_once = check_steps(build(name), inputs(name), STEPS[heads], lengths)
-    assert twice.config.replaced == at_once.config.replaced
-
-
-@own.every_case
-@pytest.mark.parametrize("heads", STEPS)
-def test_so_it_is_for_our_own_models(case, heads):
-    model, batch = own.build(case), own.inputs(case)
-    layers = found(model, batch)
-    first, second = (chosen(each, layers, (11, 11)) for each in STEPS[heads])
-    half = build_converted(model, layers, first)
-    again = found(half, batch)
-    places = {layer.name: place for place, layer in enumerate(again)}
-    moved = {places[layers[place].name]: table for place, table in second.items()}
-    twice = build_converted(half, again, moved)
-    at_once = build_converted(model, layers, joined(first, second))
-    assert twice.config.synthesis == at_once.config.synthesis
-    assert twice.config.decoder_synthesis == at_once.config.decoder_synthesis
-    state, other = twice.state_dict(), at_once.state_dict()
-    assert state.keys() == other.keys()
-    assert all(torch.equal(state[key], other[key]) for key in state)
-
-
-@every_model
+@pytest.mark.parametrize("name", MODELS)
 def test_the_weights_that_are_averaged_are_those_of_the_layer(name):
     """Of dot heads and of tables: their product with the values is what the layer gives."""
     model, batch = build(name), inputs(name)
-    layers = found(model, batch)
+    layers = found_layers(model, batch)
     half = build_converted(model, layers, chosen({0: (1,), 1: (0, 2)}, layers))
     with torch.no_grad(), Hook(model) as hook:
         hook.discover(batch)
@@ -144,7 +107,7 @@ def test_the_weights_that_are_averaged_are_those_of_the_layer(name):
 
 def test_averages_have_rows_for_all_heads_and_sizes_count_what_went_before():
     model, batch = build("llama"), inputs("llama")
-    layers = found(model, batch)
+    layers = found_layers(model, batch)
     half = build_converted(model, layers, chosen({0: (0, 1)}, layers))
     with torch.no_grad(), Hook(half) as hook:
         again = hook.discover(batch)
@@ -188,7 +151,7 @@ def test_from_a_folder_to_a_folder_and_on(seq2seq, tmp_path, capsys):  # noqa: F
 
 def test_a_model_without_dot_products_has_nothing_to_audit():
     model, batch = build("bert"), inputs("bert")
-    layers = found(model, batch)
+    layers = found_layers(model, batch)
     whole = build_converted(model, layers, {n: drawn((0, 1, 2)) for n in range(2)})
     with Hook(whole) as hook, pytest.raises(UserError) as error:
         hook.discover(batch)
@@ -213,7 +176,7 @@ def test_layers_with_synthesized_logits_are_left_as_they_are():
 
 def test_tables_by_position_end_where_they_were_measured_and_are_not_mixed(seq2seq, tmp_path):  # noqa: F811
     model, batch = build("bert"), inputs("bert")
-    layers = found(model, batch)
+    layers = found_layers(model, batch)
     half = build_converted(model, layers, {0: drawn((1,), "random", 9)})
     assert num_positions(half) == 9
     whole = half.base_model.encoder.layer[0].attention.self.tables.joined(drawn((2,), "random", 8))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pretrained import OWN, build, crossed, drawn, inputs, real_logits
 from synthesizer.audit.averages import measure_averages
 from synthesizer.audit.convert import build_converted
 from synthesizer.audit.examples import RunData
@@ -16,104 +17,9 @@ from synthesizer.audit.tables import HeadTables
 from synthesizer.cli import main
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import Run
-from synthesizer.models import MODELS, SynthesizerConfig
+from synthesizer.models import MODELS
 from synthesizer.training.loop import fit
-from test_audit_hook import drawn, naive_output, recorded
 from tiny import environment, language_model
-
-VOCAB = 23
-CASES = {  # what positions add to logits or turn, and who may look
-    "decoder": {"kind": "decoder", "positions": "sinusoidal+relative"},
-    "window": {"kind": "decoder", "positions": "rotary", "window": 3},
-    "classifier": {"kind": "encoder", "positions": "learned+alibi", "num_labels": 3},
-    "translator": {"kind": "encoder_decoder", "positions": "relative", "decoder_max_len": 9},
-    "mixed": {"kind": "encoder", "positions": "relative", "synthesis": "dot,random,dot"},
-}
-every_case = pytest.mark.parametrize("case", CASES)
-
-
-def build(case, **more):
-    """A model with weights large enough that attention is far from uniform."""
-    torch.manual_seed(0)
-    options = {"synthesis": "dot", "num_layers": 3 if case == "mixed" else 2} | CASES[case] | more
-    config = SynthesizerConfig(
-        vocab_size=VOCAB, d_model=12, num_heads=4, d_ff=10, max_len=11, dropout=0.0, **options
-    )
-    model = MODELS[config.kind](config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.5)
-    return model
-
-
-def inputs(case, *, padded=True):
-    """A batch of two, the first one shorter."""
-    torch.manual_seed(1)
-    batch = {"input_ids": torch.randint(3, VOCAB, (2, 7))}
-    if padded:
-        batch["attention_mask"] = torch.tensor([[1] * 5 + [0] * 2, [1] * 7])
-    if case == "translator":
-        batch["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 4))
-    return batch
-
-
-def real_logits(model, batch):
-    """Those of real tokens: what is computed for padding is of no consequence."""
-    logits, mask = model(**batch).logits, batch.get("attention_mask")
-    same = mask is not None and logits.dim() == 3 and mask.shape[1] == logits.shape[1]
-    return logits[mask.bool()] if same else logits
-
-
-@every_case
-@pytest.mark.parametrize("padded", [True, False])
-def test_hooked_with_nothing_replaced_equals_the_original(case, padded):
-    model, batch = build(case), inputs(case, padded=padded)
-    with torch.no_grad():
-        before = model(**batch).logits
-        with Hook(model) as hook:
-            hook.discover(batch)
-            hooked = model(**batch).logits
-            hook.observe = lambda *_: None
-            observed = model(**batch).logits
-        after = model(**batch).logits
-    assert torch.equal(hooked, before)
-    assert torch.equal(after, before)
-    torch.testing.assert_close(observed, before)
-    causal = {"decoder": [1, 1], "window": [1, 1], "translator": [0, 0, 1, 1]}.get(case, [0, 0])
-    assert [layer.causal for layer in hook.layers] == [bool(c) for c in causal]
-    assert {(layer.num_heads, layer.d_head) for layer in hook.layers} == {(4, 3)}
-
-
-@every_case
-def test_a_head_replaced_by_its_own_attention_changes_nothing(case):
-    """Logits that are the log of one example's weights give these weights back."""
-    model, batch = build(case), inputs(case, padded=False)
-    batch = {key: value[:1] for key, value in batch.items()}
-    kept = {}
-    with torch.no_grad(), Hook(model) as hook:
-        hook.discover(batch)
-        before = model(**batch).logits
-        hook.read([batch], lambda layer, weights, _: kept.update({layer: weights}))
-        for layer, weights in kept.items():
-            tables = HeadTables((0, 2), weights.shape[-1], "random")
-            tables.table.data = weights[0, [0, 2]].log().clamp(min=-80)
-            hook.tables = {layer: tables}
-            torch.testing.assert_close(model(**batch).logits, before)
-
-
-@every_case
-@pytest.mark.parametrize("kind", ["relative", "random"])
-def test_replaced_heads_equal_a_naive_loop(case, kind, monkeypatch):
-    model, batch, seen = build(case), inputs(case), recorded(monkeypatch)
-    with torch.no_grad(), Hook(model) as hook:
-        layers = hook.discover(batch)
-        before = real_logits(model, batch)
-        hook.tables = {place: drawn((0, 2), kind) for place in range(len(layers))}
-        after = real_logits(model, batch)
-    assert not torch.allclose(before, after)
-    assert len(seen) == len(layers)
-    for tables, values, visible, causal, output in seen:
-        torch.testing.assert_close(output, naive_output(tables, values, visible, causal))
 
 
 def pair(case, heads, kind="relative", max_len=16, **more):
@@ -139,9 +45,9 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize(("case", "heads"), SPECS)
-@pytest.mark.parametrize("max_len", [3, 16])
-def test_converted_equals_hooked_and_is_a_synthesizer_of_head_groups(case, heads, max_len):
+@pytest.mark.parametrize(("key", "max_len"), crossed(SPECS, (3, 16)))
+def test_converted_equals_hooked_and_is_a_synthesizer_of_head_groups(key, max_len):
+    case, heads = key
     hooked, converted, batch = pair(case, heads, max_len=max_len)
     with torch.no_grad():
         torch.testing.assert_close(real_logits(converted, batch), hooked, rtol=1e-4, atol=1e-5)
@@ -155,23 +61,13 @@ def test_converted_equals_hooked_and_is_a_synthesizer_of_head_groups(case, heads
     assert sum(len(weight) for weight in weights) == dots + across
 
 
-@every_case
-@pytest.mark.parametrize("max_len", [7, 16])
+@pytest.mark.parametrize(("case", "max_len"), crossed(OWN, (7, 16)))
 def test_tables_by_position_take_the_bias_into_account(case, max_len):
     hooked, converted, batch = pair(case, (0, 2), "random", max_len)
     with torch.no_grad():
         torch.testing.assert_close(real_logits(converted, batch), hooked, rtol=1e-4, atol=1e-5)
     assert "random@1|dot@1|random@1|dot@1" in converted.config.synthesis
     assert converted.config.max_len == min(11, max_len)
-
-
-@every_case
-def test_saved_equals_loaded(case, tmp_path):
-    _, converted, batch = pair(case, (1, 2))
-    converted.save_pretrained(tmp_path)
-    loaded = type(converted).from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, converted(**batch).logits)
 
 
 LOADING = """
@@ -191,18 +87,6 @@ def test_a_fresh_process_loads_it_after_one_import(tmp_path):
     subprocess.run(command, check=True, env=environment())
     with torch.no_grad():
         assert torch.equal(torch.load(tmp_path / "logits"), converted(**batch).logits)
-
-
-@pytest.mark.parametrize("heads", [(0, 3), (0, 1, 2, 3)])
-@pytest.mark.parametrize("case", ["decoder", "window"])
-def test_cached_decoding_equals_uncached(case, heads):
-    _, converted, batch = pair(case, heads)
-    left = torch.tensor([[0] * 2 + [1] * 5, [1] * 7])
-    options = {"attention_mask": left, "max_new_tokens": 4, "do_sample": False}
-    options["eos_token_id"] = None
-    cached = converted.generate(batch["input_ids"], **options)
-    plain = converted.generate(batch["input_ids"], use_cache=False, **options)
-    assert torch.equal(cached, plain)
 
 
 def test_averages_are_those_of_what_the_model_shows():

@@ -143,6 +143,7 @@ def test_a_measurement_is_read_as_it_was_made(tmp_path):
     assert repr(again) == repr(made)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_it_measured(home, tmp_path, forks):  # noqa: F811
     command = [
         "audit", home / "masked", home / "texts.txt", "--max-len", "12", "--rank-examples", "4",

@@ -19,6 +19,8 @@ from test_audit import home, measured, tokenizer  # noqa: F401
 from test_audit_stopped import stopped
 from test_damage import flip
 
+slow = pytest.mark.slow  # a process of its own each
+
 
 def audit_words(home, out):  # noqa: F811
     return [
@@ -135,9 +137,9 @@ def test_every_shard_has_its_hash(tmp_path):
 @pytest.mark.parametrize(
     "moment",
     [
-        "synthesizer.audit.run:_speeds",  # all is measured
+        pytest.param("synthesizer.audit.run:_speeds", marks=slow),  # all is measured
         "synthesizer.audit.run:sha256",  # tables are written
-        "synthesizer.audit.run:audit_page",
+        pytest.param("synthesizer.audit.run:audit_page", marks=slow),
         "synthesizer.audit.record:Measured.finish",  # audit.json is written
     ],
 )
@@ -157,8 +159,8 @@ def test_a_killed_audit_goes_on_or_is_whole(home, tmp_path, forks, moment):  # n
 @pytest.mark.parametrize(
     "moment",
     [
-        "synthesizer.audit.load:Reader.save",  # weights are written
-        "synthesizer.audit.convert:model_card",
+        pytest.param("synthesizer.audit.load:Reader.save", marks=slow),  # weights are written
+        pytest.param("synthesizer.audit.convert:model_card", marks=slow),
         "synthesizer.audit.convert:_clear",  # all is written, and not moved
     ],
 )
@@ -199,7 +201,7 @@ def test_a_record_whose_digit_was_flipped_is_refused(own, tmp_path, capsys):
 # a full disk
 
 
-@pytest.mark.parametrize("largest", [600, 4000])
+@pytest.mark.parametrize("largest", [pytest.param(600, marks=slow), 4000])
 def test_a_conversion_on_a_full_disk_is_one_line_and_can_be_repeated(
     audited, tmp_path, forks, largest
 ):
@@ -214,7 +216,9 @@ def test_a_conversion_on_a_full_disk_is_one_line_and_can_be_repeated(
     assert forks.run(*words, cwd=tmp_path)[0] == 0
 
 
-@pytest.mark.parametrize("largest", [1500, 5000, 20_000])
+@pytest.mark.parametrize(
+    "largest", [pytest.param(1500, marks=slow), 5000, pytest.param(20_000, marks=slow)]
+)
 def test_an_audit_on_a_full_disk_is_one_line_and_goes_on(home, tmp_path, forks, largest):  # noqa: F811
     """The measurements, the record or the page do not fit."""
     words = audit_words(home, tmp_path / "out")

@@ -4,46 +4,45 @@ import pytest
 import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
-from pretrained import ENCODER_DECODERS, MODELS, TRANSLATORS, build, inputs
+from pretrained import (
+    ENCODER_DECODERS,
+    MODELS,
+    TRANSLATORS,
+    build,
+    crossed,
+    found_layers,
+    inputs,
+    real_logits,
+)
 from synthesizer import replace_attention
 from synthesizer.audit.convert import build_converted
-from synthesizer.audit.hook import Hook
 from synthesizer.audit.tables import HeadTables
 from synthesizer.errors import UserError
 
-every_model = pytest.mark.parametrize("name", MODELS)
 
-
-def real(name, batch, logits):
-    mask = batch.get("attention_mask")
-    return logits if mask is None or name in ENCODER_DECODERS else logits[mask.bool()]
-
-
-@every_model
-@pytest.mark.parametrize("spec", ["dot", "random+dot", "relative+dense+dot"])
+@pytest.mark.parametrize(
+    ("name", "spec"), crossed(MODELS, ("dot", "random+dot", "relative+dense+dot"))
+)
 def test_a_mixture_with_dot_starts_exactly_at_the_old_function(name, spec):
     model, batch = build(name), inputs(name)
     with torch.no_grad():
-        before = model(**batch).logits
+        before = real_logits(model, batch)
         names = replace_attention(model, spec, max_len=16)
-        after = model(**batch).logits
+        after = real_logits(model, batch)
     assert len(names) == (4 if name in ENCODER_DECODERS else 2)
     assert not any("EncDec" in found for found in names)
-    torch.testing.assert_close(
-        real(name, batch, after), real(name, batch, before), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
 
 
-@every_model
-@pytest.mark.parametrize("spec", ["random", "relative+dot", "dense"])
+@pytest.mark.parametrize(("name", "spec"), crossed(MODELS, ("random", "relative+dot", "dense")))
 def test_it_trains_saves_and_loads(name, spec, tmp_path):
     model, batch = build(name), inputs(name)
     with torch.no_grad():
-        before = model(**batch).logits
+        before = real_logits(model, batch)
     replace_attention(model, spec, max_len=16, layers=[1])
-    after = model(**batch).logits
+    after = real_logits(model, batch)
     assert torch.allclose(after, before, atol=1e-4) == ("dot" in spec)
-    real(name, batch, after).square().sum().backward()
+    after.square().sum().backward()
     new = {n: p for n, p in model.named_parameters() if ".synthesized." in n}
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in new.values())
     model.save_pretrained(tmp_path)
@@ -55,8 +54,10 @@ def test_it_trains_saves_and_loads(name, spec, tmp_path):
     assert facts["spec"] == spec
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", *TRANSLATORS])
-@pytest.mark.parametrize("spec", ["random", "relative+dot", "dense+dot"])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    crossed(("gpt2", "llama", "gemma", *TRANSLATORS), ("random", "relative+dot", "dense+dot")),
+)
 def test_cached_decoding_equals_uncached(name, spec):
     model, batch = build(name), inputs(name)
     replace_attention(model, spec, max_len=16)
@@ -123,8 +124,7 @@ def test_what_cannot_be_replaced_is_refused():
 def test_a_converted_layer_is_refused_and_the_others_are_replaced(name, tmp_path):
     """Heads that are tables have no queries, so that no mixture with dot could start at them."""
     original = build(name)
-    with Hook(original) as hook:
-        layers = hook.discover(inputs(name))
+    layers = found_layers(original, inputs(name))
     for count in (1, layers[0].num_heads):
         tables = HeadTables(range(count), 12)
         model = build_converted(original, layers, {0: tables}).eval()
@@ -132,14 +132,12 @@ def test_a_converted_layer_is_refused_and_the_others_are_replaced(name, tmp_path
             with pytest.raises(UserError, match=f"layer 0 .* before \\(tables in {count} heads\\)"):
                 replace_attention(model, "random+dot", max_len=16, layers=chosen)
         with torch.no_grad():
-            before = real(name, inputs(name), model(**inputs(name)).logits)
+            before = real_logits(model, inputs(name))
             replace_attention(model, "random+dot", max_len=16, layers=[1])
-            after = real(name, inputs(name), model(**inputs(name)).logits)
+            after = real_logits(model, inputs(name))
             torch.testing.assert_close(after, before, atol=2e-5, rtol=2e-5)
             model.save_pretrained(tmp_path)
             loaded = type(model).from_pretrained(tmp_path).eval()
-            torch.testing.assert_close(
-                real(name, inputs(name), loaded(**inputs(name)).logits), after
-            )
+            torch.testing.assert_close(real_logits(loaded, inputs(name)), after)
         with pytest.raises(UserError, match=r"layer 1 of this model was replaced before \(random"):
             replace_attention(model, "random+dot", max_len=16, layers=[1])
