@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import browser
-from pretrained import VOCAB, build, inputs
+from pretrained import VOCAB, build, found_layers, inputs
 from synthesizer.audit.averages import _explained, measure_averages
 from synthesizer.audit.convert import build_converted, convert
 from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
@@ -119,9 +119,17 @@ def measured(home, metric, out, say=lambda text: None, **more):
     return audit(asked, say)
 
 
+def finished(home, metric):
+    """The folder of one audit that tests share, and its record."""
+    out = home / f"{metric}-audit"
+    if not out.exists():
+        measured(home, metric, out)
+    return out, json.loads((out / "audit.json").read_text())
+
+
 @pytest.mark.parametrize("metric", CASES)
-def test_an_audit_ranks_all_heads_and_measures_the_curve(home, tmp_path, metric):
-    record = measured(home, metric, tmp_path)
+def test_an_audit_ranks_all_heads_and_measures_the_curve(home, metric):
+    _, record = finished(home, metric)
     assert sorted(map(tuple, record["order"])) == [(la, h) for la in range(2) for h in range(3)]
     assert [point["replaced"] for point in record["curve"]] == [0, 1, 2, 4, 6]
     assert record["curve"][0]["cost"] == record["curve"][0]["high"] == 0
@@ -129,7 +137,6 @@ def test_an_audit_ranks_all_heads_and_measures_the_curve(home, tmp_path, metric)
     assert metric == "accuracy" or record["curve"][-1]["value"] != record["value"]
     assert record["heads"][-1]["moved"] > 0
     assert record["num_judge"] == 20
-    assert json.loads((tmp_path / "audit.json").read_text())["sentence"] == record["sentence"]
     assert {row["length"] for row in record["speed"]} == set()  # the model has 16 positions
 
 
@@ -150,9 +157,8 @@ def test_speed_is_measured_along_the_curve_at_the_lengths_asked_for(home, tmp_pa
     ("loss", AutoModelForMaskedLM), ("accuracy", AutoModelForSequenceClassification),
 ])  # fmt: skip
 def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric, auto):
-    record = measured(home, metric, tmp_path / "audit")
-    count = convert(tmp_path / "audit", tmp_path / "model", print, heads=4)
-    assert count == 4
+    audited, record = finished(home, metric)
+    assert convert(audited, tmp_path / "model", print, heads=4) == 4
     model = auto.from_pretrained(tmp_path / "model").eval()
     rows = read_examples(home / CASES[metric][1], metric)
     rows = random.Random(0).sample(rows, len(rows))
@@ -270,8 +276,7 @@ def test_a_large_vocabulary_has_smaller_batches(monkeypatch):
 
 
 def test_tuning_brings_outputs_nearer(home, tmp_path):
-    measured(home, "agreement", tmp_path / "audit")
-    convert(tmp_path / "audit", tmp_path / "model", print, heads=6)
+    convert(finished(home, "agreement")[0], tmp_path / "model", print, heads=6)
     original = load_model(str(home / "bare"), None)
     converted = AutoModel.from_pretrained(tmp_path / "model").eval()
     before = {name: p.clone() for name, p in converted.named_parameters()}
@@ -286,12 +291,11 @@ def test_tuning_brings_outputs_nearer(home, tmp_path):
 
 def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch):
     monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 3)
-    measured(home, "agreement", tmp_path / "audit")
     tuning = Tuning(8, everything=True, batch=4)
 
     def converted(name, say):
         how = {"heads": 5, "tuning": tuning, "texts": home / "texts.txt"}
-        convert(tmp_path / "audit", tmp_path / name, say, **how)
+        convert(finished(home, "agreement")[0], tmp_path / name, say, **how)
         assert not (tmp_path / name / "tuning.safetensors").exists()
         return AutoModel.from_pretrained(tmp_path / name).state_dict()
 
@@ -316,9 +320,7 @@ def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
     monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 1)
     original = load_model(str(home / "bare"), None)
     rows = tuning_rows([Example((t,)) for t in sentences(8)], original, tokenizer(), 12)
-    with Hook(original) as hook:
-        hook.discover(inputs("bert"))
-        layers = hook.layers
+    layers = found_layers(original, inputs("bert"))
 
     def tuned(**options):
         model = build_converted(original, layers, {0: HeadTables((0, 1), 12)})
@@ -355,8 +357,8 @@ def test_a_causal_model_is_tuned_on_windows_of_its_texts():
 def test_the_page_stands_alone(home, tmp_path):
     if browser.PATH is None:
         pytest.skip("no Chromium")
-    record = measured(home, "spearman", tmp_path)
-    seen = browser.look(tmp_path / "report.html", tmp_path / "profile", width=400, scheme="dark")
+    audited, record = finished(home, "spearman")
+    seen = browser.look(audited / "report.html", tmp_path / "profile", width=400, scheme="dark")
     assert record["sentence"] in seen.text
     assert seen.width <= 400
     assert not seen.complaints
@@ -418,7 +420,7 @@ def test_a_mistake_is_one_line(home, tmp_path, capsys, case):
 def test_convert_refuses_what_it_cannot_do(home, tmp_path, capsys):
     assert main(["convert", str(tmp_path), "--heads", "2", "--out", str(tmp_path / "m")]) == 2
     assert "holds no audit.json, so it is not an audit" in capsys.readouterr().err
-    measured(home, "loss", tmp_path / "audit")
+    audited, _ = finished(home, "loss")
     for options, said in (
         (["--heads", "9"], "--heads is 9; the model has 6: give 1 to 6"),
         ([], "give either --heads N or --keep SHARE"),
@@ -427,7 +429,7 @@ def test_convert_refuses_what_it_cannot_do(home, tmp_path, capsys):
             "--tune needs texts to tune on; name them with --texts",
         ),
     ):
-        arguments = ["convert", str(tmp_path / "audit"), "--out", str(tmp_path / "m"), *options]
+        arguments = ["convert", str(audited), "--out", str(tmp_path / "m"), *options]
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
 

@@ -158,9 +158,20 @@ def test_what_whisper_has_to_write_begins_behind_the_start_token(home):
     assert total[0] == pytest.approx(losses, rel=1e-5)
 
 
+def finished(home, name):
+    """The folder of one audit that tests share, and its record."""
+    out = home / f"{name}-audit"
+    if not out.exists():
+        measured(home, name, out)
+    return out, json.loads((out / "audit.json").read_text())
+
+
 @pytest.mark.parametrize("name", DATA)
 def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
-    record = measured(home, name, tmp_path / "audit")
+    audited, record = finished(home, name)
+    kind = {"vit": "images", "whisper": "sounds"}[name]
+    assert record["reads"] == kind
+    assert record["data"] == DATA[name]
     layers = 2 if name == "vit" else 4
     assert sorted(map(tuple, record["order"])) == [
         (la, h) for la in range(layers) for h in range(3)
@@ -169,7 +180,7 @@ def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
     assert record["max_len"] == {"vit": 5, "whisper": 8}[name]
     assert {row["length"] for row in record["speed"]} == {record["max_len"]}
     total = len(record["order"])
-    command = ["convert", str(tmp_path / "audit"), "--heads", str(total), "--out"]
+    command = ["convert", str(audited), "--heads", str(total), "--out"]
     assert main([*command, str(tmp_path / "model")]) == 0
     again = load_model(str(tmp_path / "model"), None)
     assert not any("q_proj" in key and "encoder_attn" not in key for key in again.state_dict())
@@ -184,7 +195,6 @@ def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
     assert examples.value(outcome.statistics.sum(0)) == pytest.approx(last["value"], rel=1e-4)
     tuned = [*command, str(tmp_path / "tuned"), "--tune", "4", "--tune-all"]
     assert main(tuned) == 2
-    kind = {"vit": "images", "whisper": "sounds"}[name]
     assert f"--tune needs {kind} to tune on" in capsys.readouterr().err
     assert main([*tuned, "--texts", str(home / DATA[name])]) == 0
     auto = {"vit": AutoModelForImageClassification, "whisper": AutoModelForSpeechSeq2Seq}[name]
@@ -201,7 +211,7 @@ def audited_texts(home, name):
 
 
 def test_the_page_shows_the_images_that_moved(home, tmp_path):
-    record = measured(home, "vit", tmp_path)
+    audited, record = finished(home, "vit")
     assert record["answer"]["replaced"]
     for example in record["most_moved"]:
         assert example["image"].startswith("data:image/png")
@@ -210,7 +220,7 @@ def test_the_page_shows_the_images_that_moved(home, tmp_path):
     if browser.PATH is None:
         pytest.skip("no Chromium is installed")
     asked = ["[...document.images].map(image => image.naturalWidth).join()"]
-    page = tmp_path / "report.html"
+    page = audited / "report.html"
     seen = browser.look(page, tmp_path / "profile", width=400, scheme="dark", ask=asked)
     assert seen.answers == [",".join(["11"] * len(record["most_moved"]))]
     assert seen.width <= 400
@@ -317,13 +327,6 @@ def test_a_huge_image_is_refused(home, tmp_path):
     example = Example(("huge.png",), file=stream.getvalue())
     with pytest.raises(UserError, match=r"huge.png is no image that can be read"):
         media.inputs([example])
-
-
-def test_the_record_says_what_was_read(home, tmp_path):
-    measured(home, "vit", tmp_path)
-    record = json.loads((tmp_path / "audit.json").read_text())
-    assert record["reads"] == "images"
-    assert record["data"] == "images"
 
 
 def swin():
