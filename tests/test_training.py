@@ -135,6 +135,24 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(whole, tmp_path):
     assert_same_outcome(again, run)
 
 
+def test_a_log_that_is_not_as_its_checkpoint_knows_it_is_refused(whole, tmp_path):
+    """An edited loss of an unfinished run was believed."""
+    recipe, run, _ = whole
+    again = Run(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        fit(recipe, again, Told(at=6, act=lambda: os.kill(os.getpid(), 15)))
+    file = again.path / "metrics.jsonl"
+    text = file.read_text()
+    for damaged in (text.replace('"loss": 5', '"loss": 4', 1), text[: len(text) // 2], ""):
+        assert damaged != text
+        file.write_text(damaged)
+        with pytest.raises(UserError, match=r"metrics.jsonl is not as the checkpoint of st"):
+            fit(recipe, again)
+    file.write_text(text + '{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
+    fit(recipe, again)
+    assert_same_outcome(again, run)
+
+
 def test_two_runs_of_one_recipe_are_equal_and_another_seed_differs(tmp_path):
     runs = [Run(tmp_path / name) for name in ("first", "second", "third")]
     for run, seed in zip(runs, (1, 1, 2), strict=True):

@@ -12,6 +12,7 @@ resumable.
 
 import errno
 import glob
+import hashlib
 import json
 import math
 import os
@@ -176,11 +177,22 @@ class Run:
         """The lines of timing.jsonl."""
         return self._lines("timing.jsonl")
 
-    def rewind(self, step: int) -> None:
-        """Forget what was logged after a step, and a last line that was cut off."""
+    def rewind(self, step: int, logged: str | None = None) -> None:
+        """Forget what was logged after a step, and a last line that was cut off.
+
+        `logged` is what the step's checkpoint knows of metrics.jsonl; older ones know nothing.
+        """
         for name in ("metrics.jsonl", "timing.jsonl"):
             kept = [line for line in self._lines(name) if line["step"] <= step]
-            self.write(name, "".join(json.dumps(line) + "\n" for line in kept))
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            if name == "metrics.jsonl" and logged not in (None, digest_of(text)):
+                raise self._damaged(f"{name} is not as the checkpoint of step {step} knows it")
+            self.write(name, text)
+
+    def digest_of_metrics(self) -> str:
+        """What metrics.jsonl holds, for a checkpoint to know."""
+        path = self.path / "metrics.jsonl"
+        return digest_of(path.read_text(encoding="utf-8") if path.exists() else "")
 
     def write(self, name: str, text: str) -> None:
         """Write a text file atomically."""
@@ -216,6 +228,11 @@ class Run:
             except (ValueError, RecursionError):
                 raise self._damaged(f"line {number} of {name} is damaged") from None
         return lines
+
+
+def digest_of(text: str) -> str:
+    """The sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def append_line(path: Path, values: Mapping[str, object]) -> None:

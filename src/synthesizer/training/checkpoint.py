@@ -208,13 +208,14 @@ class Checkpointer:
             refuse_to_start_over(self.run)
         meta = {} if checkpoint is None else dict(checkpoint.meta)
         refuse_other_data(self.run.path, meta.pop("data", self.data), self.data)
+        logged = meta.pop("logged", None)
         if checkpoint is not None:
             self.saved_step = meta["step"]
             restore(self.model, self.optimizer, checkpoint)
             progress.say(f"resuming {self.run.path} at step {self.saved_step}")
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            self.run.rewind(self.saved_step)
+            self.run.rewind(self.saved_step, logged)
         return meta
 
     def save(self, meta: dict[str, Any]) -> None:
@@ -224,7 +225,8 @@ class Checkpointer:
             return
         tensors = self._weights() | take_optimizer(self.model, self.optimizer)
         if self.accelerator.is_main_process:
-            checkpoint = Checkpoint(tensors, {**meta, "data": self.data})
+            known = {"data": self.data, "logged": self.run.digest_of_metrics()}
+            checkpoint = Checkpoint(tensors, meta | known)
             write_checkpoint(checkpoint_path(folder, "step", step), checkpoint)
             kept = [step for step, _ in numbered(folder, "step")][-self.train.keep :]
             prune(folder, "step", {*kept, *regular_steps(self.train, step)})
