@@ -220,7 +220,7 @@ def test_a_number_of_heads_is_no_setting(asked):
 def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):
     conducted(replace(asked, syntheses=("dot", "none"), seeds=3))
     said = capsys.readouterr().out
-    told = "Of 100 rows equal to dot, each one of 1, 3 seeds decide as many as"
+    told = "With 3 seeds and 1 row, a row equal to dot is decided in "
     assert said.index(told) < said.index("[0/6]")
 
 

@@ -238,7 +238,9 @@ def test_power_agrees_with_the_simulated_studies():
 
 
 def test_what_is_not_known_before_running_is_said():
-    assert power_sentence((3,), sd=None, margin=1.0, rows=4).startswith("Of 100 rows equal to dot")
+    assert power_sentence((3,), sd=None, margin=1.0, rows=4).startswith(
+        "With 3 seeds and 4 rows, a row equal"
+    )
     told = power_sentence((3, 5), sd=0.3, margin=1.0, rows=4)
     assert told.startswith("A row equal to dot, one of 4, where seeds spread by 0.3 and the margin")
 

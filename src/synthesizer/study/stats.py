@@ -653,14 +653,12 @@ def power_sentence(
 
 def _power_by_spread(seeds: int, rows: int) -> str:
     """The same where nobody knows yet how far seeds lie apart."""
-    chances = {
-        name: power(seeds, row_sd=spread, dot_sd=spread, margin=1.0, rows=rows)
-        for name, spread in (("a tenth", 0.1), ("a quarter", 0.25), ("half", 0.5))
-    }
-    listed = ", ".join(f"{100 * c:.0f} by {name} of it" for name, c in chances.items())
+    spreads = (0.1, 0.25, 0.5)
+    chances = [power(seeds, row_sd=sd, dot_sd=sd, margin=1.0, rows=rows) for sd in spreads]
+    shown = " / ".join(f"{100 * chance:.0f}" for chance in chances)
     return (
-        f"Of 100 rows equal to dot, each one of {rows}, {seeds} seeds decide as many as seeds "
-        f"spread little beside the margin: {listed}; how far they spread is not known before."
+        f"With {seeds} seeds and {rows} row{'s' * (rows > 1)}, a row equal to dot is decided in "
+        f"{shown} % of studies if the seed std is {' / '.join(map(str, spreads))} of the margin."
     )
 
 
