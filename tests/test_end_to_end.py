@@ -69,7 +69,7 @@ def test_translation(tmp_path, trained, answers, capsys):
     result = trained("translation", "data.train=pairs.jsonl", *PIECES)
     assert "nrefs:1" in result["signatures"]["bleu"]
     assert {"bleu", "chrf", "perplexity"} <= result["metrics"].keys()
-    assert abs(result["worth_of_source"]) < 1
+    assert abs(result["source_gap"]) < 1
     assert result["decoding_tokens_per_second"] > 0
     again = evaluated(tmp_path, capsys)
     assert float(again["bleu"][0]) == pytest.approx(result["metrics"]["bleu"], abs=1e-3)

@@ -16,7 +16,7 @@ from synthesizer.models.heads import (
 )
 from synthesizer.training.attention_maps import alphas_of, histogram, inspect, look_at, sharpness
 from synthesizer.training.build import initialize_by_name
-from synthesizer.training.evaluate import beam_search, evaluate, until_end, worth_of_source
+from synthesizer.training.evaluate import beam_search, evaluate, source_gap, until_end
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 
@@ -69,7 +69,7 @@ def test_how_deep_tokens_go_is_told_of_universal_models_alone():
     assert evaluate(plain, task, "test", Evaluate()).steps_per_token == {}
 
 
-def test_the_worth_of_the_source_by_its_definition():
+def test_the_source_gap_by_its_definition():
     """Example by example, each with the source of the one half a batch away; padding included."""
     model = tiny_model(SynthesizerForConditionalGeneration).double()
     generator = torch.Generator().manual_seed(0)
@@ -91,11 +91,11 @@ def test_the_worth_of_the_source_by_its_definition():
                 )
             lost += sign * n * float(found.loss)
         count += n
-    assert worth_of_source(model, task, "test") == pytest.approx(lost / count, rel=1e-5)
+    assert source_gap(model, task, "test") == pytest.approx(lost / count, rel=1e-5)
     assert abs(lost) > 1e-4
-    assert worth_of_source(model, FakeTask("encoder_decoder", [single]), "test") is None
+    assert source_gap(model, FakeTask("encoder_decoder", [single]), "test") is None
     same = {**batch, "input_ids": sources[:1].expand(5, 6), "attention_mask": torch.ones_like(mask)}
-    equal = worth_of_source(model, FakeTask("encoder_decoder", [same]), "test")
+    equal = source_gap(model, FakeTask("encoder_decoder", [same]), "test")
     assert equal == pytest.approx(0, abs=1e-12)
 
 

@@ -609,11 +609,13 @@ def test_rows_that_do_not_read_their_source_are_named(tmp_path, worth, reads):
     made(tmp_path, [("dot", "dot", (1, 2), 0.9), ("random", "random", (1, 2), 0.8)])
     for row, value in enumerate(worth):
         for path in tmp_path.glob(f"{row}/*/result.json"):
-            result = json.loads(path.read_text()) | {"worth_of_source": value}
+            result = json.loads(path.read_text()) | {
+                ("source_gap" if row else "worth_of_source"): value
+            }
             path.write_text(json.dumps(result))
     (summary,) = summarize_all([tmp_path])
     assert ("NO ROW READS ITS SOURCE" in "\n".join(notes(summary))) != reads
-    assert "worth of the source" in cells(summary)[0]
+    assert "source gap" in cells(summary)[0]
 
 
 def test_settings_that_were_measured_are_told(tmp_path):

@@ -82,7 +82,7 @@ WHY_NOT = {
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
 ELSEWHERE = {"scale", "table-rate"}  # told in other documents
-SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "worth of the source",
+SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "source gap",
          "remarks")  # fmt: skip
 README_ROWS = ("none", "fixed_random", "dense", "factorized_random", "random", "dense+dot",
                "random+dot", "lightconv")  # fmt: skip

@@ -58,7 +58,8 @@ class Result(_Record):
     decoding_tokens_per_second: float | None = None
     training_memory_bytes: float | None = None
     steps_per_token: Numbers | None = None
-    worth_of_source: float | None = None
+    source_gap: float | None = None
+    worth_of_source: float | None = None  # the same in older records
     sharpness: Numbers | None = None
     threads: int | None = None
     data: Read = Read()

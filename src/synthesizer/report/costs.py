@@ -16,7 +16,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "cache": lambda result: result["cache_bytes_per_token"],
     "process_memory": lambda result: result["peak_memory_bytes"],  # of older records
     "sharpness": lambda result: mean_known(list(result["sharpness"].values())),
-    "worth_of_source": lambda result: result["worth_of_source"],
+    "source_gap": lambda result: result.get("source_gap", result.get("worth_of_source")),  # older
     "steps_per_token": lambda result: mean_known(list(result["steps_per_token"].values())),
 }
 SPEEDS = ("training", "decoding")  # which depend on the machine

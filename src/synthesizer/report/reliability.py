@@ -156,7 +156,7 @@ def _without_attention(summary: Summary) -> Iterator[str]:
 
 
 def _without_source(summary: Summary) -> Iterator[str]:
-    worth = [v for line in summary.lines if (v := line.cost["worth_of_source"]) is not None]
+    worth = [v for line in summary.lines if (v := line.cost["source_gap"]) is not None]
     if worth and max(worth) < READS:
         yield (
             f"NO ROW READS ITS SOURCE: with another example's source no row loses more than "

@@ -34,8 +34,8 @@ TERMS = {
     "activations took at once.",
     "sharpness": "1 - entropy / log(visible keys) of the attention weights, mean over heads and "
     "tokens: 0 is uniform attention, 1 attends to one key. A table near 0 was not learned.",
-    "worth of the source": "What is lost, in nats per target, where each test example reads "
-    "another one's source: near 0, what a model writes has nothing to do with what it reads.",
+    "source gap": "Loss with a shuffled source minus loss with the right one, in nats per target. "
+    "Near 0, the output does not depend on the source.",
     "steps per token": "Layers that a token passes in a Universal Transformer, which stops early.",
     "learning rate": "train.lr and, in brackets, the factor of tables and mixture weights.",
 }
@@ -97,7 +97,7 @@ def columns(summary: Summary) -> list[Column]:
         _costs("cache per decoded token", "cache", _bytes),
         _costs("peak memory of the process, libraries included", "process_memory", _bytes),
         _costs("sharpness", "sharpness", _two_digits, "sharpness"),
-        _costs("worth of the source", "worth_of_source", _two_digits),
+        _costs("source gap", "source_gap", _two_digits),
         _costs("steps per token", "steps_per_token", _two_digits),
         Column("learning rate", _rates, {"learning_rates": _rates}),
         Column("remarks", lambda line: _under(_remarks(line)), {"remarks": _remarks}),

@@ -66,14 +66,13 @@ def evaluate(
     )
 
 
-def worth_of_source(
+def source_gap(
     model: SynthesizerPreTrainedModel, task: Task, split: str, most: int = SWAPPED
 ) -> float | None:
-    """What an encoder-decoder loses, in nats per target, where it reads another example's source.
+    """Loss with a shuffled source minus loss with the right one, in nats per target.
 
-    Sources change places within a batch, by half of it: examples of one conversation are
-    neighbours. About zero: what it writes has nothing to do with what it reads. None where no batch
-    has two examples.
+    Sources are rolled by half a batch: examples of one conversation are neighbours. Near zero, the
+    output does not depend on the source. None where no batch has two examples.
     """
     more, targets, seen = 0.0, 0, 0
     with evaluating(model):

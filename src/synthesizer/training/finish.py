@@ -32,7 +32,7 @@ from synthesizer.training.checkpoint import (
     write_checkpoint,
 )
 from synthesizer.training.decode_speed import PROMPTS, Decoded, continuations, decode
-from synthesizer.training.evaluate import evaluate, first_examples, worth_of_source
+from synthesizer.training.evaluate import evaluate, first_examples, source_gap
 from synthesizer.untrusted import fenced, plain
 
 INSPECTED = 8  # examples
@@ -64,7 +64,7 @@ def finish(
     evaluation = evaluate(model.to(device), task, split, recipe.evaluate)
     scores = evaluation.scores
     reads = task.kind == "encoder_decoder"
-    worth = worth_of_source(model, task, split) if reads else None
+    worth = source_gap(model, task, split) if reads else None
     first = first_examples(task, split, PROMPTS)
     decoded = decode(model, first) if task.decodes else None
     arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
@@ -77,7 +77,7 @@ def finish(
         **describe_result(recipe, task, scores),
         "split": split,
         "steps_per_token": evaluation.steps_per_token or None,
-        "worth_of_source": worth,
+        "source_gap": worth,
         "checkpoint": chosen,
         "best_step": best,
         "steps": last,
