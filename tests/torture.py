@@ -233,7 +233,7 @@ NUMBERS = ("0", "-1", "1", "2", "7", "1e300", "1e-300", "nan", "inf", "1.5", "21
            "9" * 400)  # fmt: skip
 TEXTS = ('"/"', '"/dev/zero"', '"/proc/self/mem"', '""', '"."', '"\\u0000"', "1", '"none"', "[]",
          '"random*1000000000"', '"factorized_random:k=1000000000000"')  # fmt: skip
-LONG = ("train.steps=100000",)  # nothing absurd, and not to be waited for
+LONG = ("train.steps=100000", "train.compile=true")  # nothing absurd, and not to be waited for
 
 
 def fuzz_trial(home, end, rng, say, names):
