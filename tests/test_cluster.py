@@ -87,10 +87,11 @@ def test_a_study_that_loses_a_node_and_its_driver_equals_a_local_one(folder, clu
     """One node is killed in mid-run, then the driver; the same command ends the study."""
     words, out = command(folder, cluster.address, "study"), folder / "study"
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
-        heard = []
+        heard, name = [], None
         for line in map(bytes.decode, driver.stdout):
             heard.append(line)
-            if running := re.search(r"dot seed 1: training on .*\(Ray node (\w+)\)", line):
+            running = re.search(r"dot seed 1: training on .*\(Ray node (\w+)\)", line)
+            if running and name is None:  # the retry may begin elsewhere before the driver dies
                 name = running[1]
                 node = next(n for n in cluster.list_all_nodes() if n.node_id.startswith(name))
             if "dot seed 1: step 20/" in line:
