@@ -1,6 +1,5 @@
 """The attention: masks, positions, caches, dropout, and the ways torch may run it."""
 
-import itertools
 import shutil
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.cache import ValueCache
 from synthesizer.attention.layer import CrossAttention, SyntheticAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.registry import SYNTHESES
@@ -24,48 +22,6 @@ HOLES = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 1, 1, 0]]).bool()
 def attention(spec, *, causal=False, max_len=N, dropout=0.0):
     built = SyntheticAttention(D, H, max_len, spec, causal=causal, dropout=dropout)
     return redrawn(built).eval()
-
-
-def naive(layer, x, mask, positions, causal, bias=None):
-    """softmax(S(X) + mask) G(X), one query at a time; hidden keys never enter the sum."""
-    logits = layer.synthesis(x, layer.synthesis.keys(x), positions, positions)
-    logits = logits.expand(x.shape[0], -1, -1, -1) + (0.0 if bias is None else bias)
-    outputs = torch.zeros(x.shape, dtype=torch.float64)
-    for b, h, i in itertools.product(range(x.shape[0]), range(H), range(x.shape[1])):
-        seen = [j for j in range(x.shape[1]) if mask[b, j] and (j <= i or not causal)]
-        if seen:
-            weights = torch.softmax(logits[b, h, i, seen], dim=0)
-            values = x[b, seen] @ layer.value.weight[h * K : (h + 1) * K].T
-            outputs[b, i, h * K : (h + 1) * K] = weights @ values
-    return outputs @ layer.output.weight.T
-
-
-@every_synthesis
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_output_is_its_equation(spec, causal):
-    layer, x = attention(spec, causal=causal), tokens(B, T, D)
-    expected = naive(layer, x, torch.ones(B, T), torch.arange(T), causal)
-    torch.testing.assert_close(layer(x), expected, **CLOSE)
-
-
-@every_synthesis
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_mask_with_holes_hides_keys_and_closes_up_positions(spec, causal):
-    layer, x = attention(spec, causal=causal), tokens(B, T, D)
-    positions = torch.tensor([[0, 0, 1, 3, 2], [0, 1, 1, 2, 4]])
-    expected = naive(layer, x * HOLES[..., None], HOLES, positions, causal)  # hidden: taken as zero
-    torch.testing.assert_close(layer(x, attention_mask=HOLES), expected, **CLOSE)
-    torch.testing.assert_close(layer(x, attention_mask=HOLES.long()), expected, **CLOSE)
-
-
-@every_synthesis
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_anywhere_leaves_real_tokens_as_they_are_alone(spec, causal):
-    layer, x = attention(spec, causal=causal), tokens(B, T, D)
-    together = layer(x, attention_mask=HOLES)
-    for b in range(B):
-        alone = layer(x[b : b + 1, HOLES[b]])
-        torch.testing.assert_close(together[b, HOLES[b]], alone[0], **CLOSE)
 
 
 @every_synthesis
@@ -119,55 +75,6 @@ def test_large_logits_stay_finite(spec):
     for parameter in layer.synthesis.parameters():
         parameter.data.mul_(1e4)
     assert layer(x, attention_mask=HOLES).isfinite().all()
-
-
-@every_synthesis
-def test_decoding_with_a_cache_gives_what_the_whole_gives(spec):
-    layer, x = attention(spec, causal=True), tokens(B, T, D)
-    cache = ValueCache()
-    steps = [
-        layer(x[:, :2], cache=cache),
-        *(layer(x[:, i : i + 1], cache=cache) for i in (2, 3, 4)),
-    ]
-    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x), **CLOSE)
-    assert cache.get_seq_length() == T
-    assert cache.values.shape == (B, H, T, K)
-    assert (cache.keys is None) == ("dot" not in spec)
-
-
-@every_synthesis
-def test_decoding_behind_left_padding_gives_what_the_sequence_alone_gives(spec):
-    layer, x = attention(spec, causal=True), tokens(1, T, D)
-    padded = torch.cat([tokens(1, 2, D, seed=8), x], dim=1)
-    mask, cache = torch.tensor([[0, 0, 1, 1, 1, 1, 1]]), ValueCache()
-    steps = [
-        layer(padded[:, :4], attention_mask=mask[:, :4], cache=cache),
-        *(
-            layer(padded[:, i : i + 1], attention_mask=mask[:, : i + 1], cache=cache)
-            for i in (4, 5, 6)
-        ),
-    ]
-    torch.testing.assert_close(torch.cat(steps, dim=1)[:, 2:], layer(x), **CLOSE)
-
-
-@every_synthesis
-def test_position_ids_choose_rows_and_columns(spec):
-    layer, x = attention(spec), tokens(B, 3, D)
-    shared, each = torch.tensor([5, 1, 3]), torch.tensor([[5, 1, 3], [5, 1, 3]])
-    expected = naive(layer, x, torch.ones(B, 3), shared, causal=False)
-    torch.testing.assert_close(layer(x, position_ids=shared), expected, **CLOSE)
-    torch.testing.assert_close(layer(x, position_ids=each), expected, **CLOSE)
-    logits = layer.logits(x, position_ids=shared)
-    assert torch.equal(layer.logits(x, position_ids=each).expand(B, -1, -1, -1)[1:], logits[-1:])
-
-
-@every_synthesis
-def test_a_bias_is_added_to_the_logits_with_weight_one(spec):
-    layer, x, bias = attention(spec), tokens(B, T, D), tokens(1, H, T, T, seed=4)
-    expected = naive(layer, x, torch.ones(B, T), torch.arange(T), causal=False, bias=bias)
-    torch.testing.assert_close(layer(x, bias=bias), expected, **CLOSE)
-    weights = (layer.logits(x) + bias).softmax(-1).expand(B, -1, -1, -1)
-    torch.testing.assert_close(layer.weights(x, bias=bias), weights, **CLOSE)
 
 
 @every_synthesis

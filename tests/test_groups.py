@@ -5,29 +5,10 @@ import torch
 
 from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
 from synthesizer.attention.registry import build_synthesis, spec_of
-from test_synthesis import naive_logit
 from variants import GROUPS, SIZE, redrawn, tokens
 
 groups = pytest.mark.parametrize("spec", GROUPS)
 D, H, N = SIZE.d_model, SIZE.num_heads, SIZE.max_len
-
-
-@groups
-def test_logits_and_gradients_are_those_of_a_loop(spec):
-    synthesis, x, at = redrawn(build_synthesis(spec, SIZE)), tokens(2, 5, D), torch.arange(5)
-    logits = synthesis(x, synthesis.keys(x), at, at).expand(2, H, 5, 5)
-    naive = torch.stack([
-        naive_logit(synthesis, x, b, h, i, j)
-        for b in range(2) for h in range(H) for i in range(5) for j in range(5)
-    ]).view(2, H, 5, 5)  # fmt: skip
-    torch.testing.assert_close(logits, naive)
-    weight, parameters = tokens(2, H, 5, 5, seed=4), list(synthesis.parameters())
-    for ours, theirs in zip(
-        torch.autograd.grad((logits * weight).sum(), parameters),
-        torch.autograd.grad((naive * weight).sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_rotary_positions_turn_the_dot_products_of_a_group():
@@ -45,33 +26,6 @@ def test_rotary_positions_turn_the_dot_products_of_a_group():
 
 def attention(spec, length=96, **options):
     return redrawn(SyntheticAttention(D, H, length, spec, **options))
-
-
-@groups
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("mask", ["none", "right", "left"])
-@pytest.mark.parametrize("window", [None, 9])
-def test_the_fast_path_equals_the_plain_one(spec, causal, mask, window):
-    fast, x = attention(spec, causal=causal, window=window, path="fast"), tokens(2, 96, D)
-    fast.synthesis.requires_grad_(True)
-    given = None
-    if mask != "none":
-        given = torch.arange(96).expand(2, 96) < torch.tensor([[96], [71]])
-        given = given if mask == "right" else given.flip(1)
-    ours = fast(x, attention_mask=given)
-    fast.path = "plain"
-    theirs = fast(x, attention_mask=given)
-    weight = tokens(2, 96, D, seed=2)
-    if given is not None:
-        weight = weight * given[..., None]
-    torch.testing.assert_close(ours * (weight != 0), theirs * (weight != 0))
-    parameters = list(fast.parameters())
-    for one, other in zip(
-        torch.autograd.grad((ours * weight).sum(), parameters),
-        torch.autograd.grad((theirs * weight).sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
 
 
 @groups

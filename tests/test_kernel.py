@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from synthesizer.attention import fast, hook, masks
 from synthesizer.attention import terms as terms_file
@@ -15,7 +17,6 @@ from synthesizer.attention.terms import Places, Terms
 from synthesizer.errors import UserError
 from synthesizer.kernels import attend
 from synthesizer.kernels import cpu as kernel
-from synthesizer.kernels.hooked import Compiled
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from tiny import environment
 from variants import TABLES, redrawn, tokens
@@ -79,24 +80,29 @@ def assert_close(found, expected):
 
 
 @needs_compiler
-@pytest.mark.parametrize("spec", [*KNOWN, "relative+relative+dot"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("threads", [1, 2])  # two share the rows of each of three heads
-def test_the_kernel_gives_what_the_plain_path_and_torch_blocks_give(
-    spec, causal, kind, threads, built, monkeypatch
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    spec=st.sampled_from([*KNOWN, "relative+relative+dot"]),
+    kind=st.sampled_from(MASKS),
+    causal=st.booleans(),
+    window=st.sampled_from([None, None, 4]),
+    threads=st.sampled_from([1, 2]),  # two share the rows of each of three heads
+    shape=st.sampled_from([(1, 23, 0), (3, 2, 2), (3, 23, 0), (1, 2, 0), (3, 23, 2)]),
+)
+def test_the_kernel_gives_what_the_plain_path_gives(
+    spec, kind, causal, window, threads, shape, built
 ):
     torch.set_num_threads(threads)
-    for batch, length, longer in ((1, 23, 0), (3, 2, 2), (3, 23, 0), (1, 2, 0), (3, 23, 2)):
-        layer = attention(spec, length, causal=causal, max_len=length + longer)
-        x, mask = tokens(batch, length, D).float(), mask_of(kind, batch, length)
-        built.clear()
-        found = results(layer, x, "fast", attention_mask=mask)
-        assert set(built) == {"attend", "attend_back"}
-        assert_close(found, results(layer, x, "plain", attention_mask=mask))
-        with monkeypatch.context() as patch:
-            patch.setattr(Compiled, "is_built", lambda self: False)
-            assert_close(found, results(layer, x, "fast", attention_mask=mask))
+    batch, length, longer = shape
+    layer = attention(spec, length, causal=causal, max_len=length + longer)
+    layer.window = window
+    x, mask = tokens(batch, length, D).float(), mask_of(kind, batch, length)
+    built.clear()
+    found = results(layer, x, "fast", attention_mask=mask)
+    assert set(built) == {"attend", "attend_back"}
+    assert_close(found, results(layer, x, "plain", attention_mask=mask))
 
 
 @needs_compiler

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from synthesizer.attention import fast, masks
-from synthesizer.attention.cache import ValueCache
 from synthesizer.attention.layer import SyntheticAttention
 from synthesizer.attention.mixers import build_mixer
 from synthesizer.attention.synthesis import Size
@@ -14,7 +13,7 @@ from synthesizer.models import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
 )
-from variants import EVERY, redrawn, tokens
+from variants import redrawn, tokens
 
 D, H = 12, 3
 MASKS = {
@@ -59,53 +58,6 @@ def test_the_rule_is_the_one_of_a_loop(kind, window, causal):
     torch.testing.assert_close(found[:, 0].expand(2, 9, 9), expected)
 
 
-@pytest.mark.parametrize("spec", ["random", "dense", "random+dot"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_plain_path_is_the_equation_over_the_window(spec, causal):
-    layer, x, mask = attention(spec, causal=causal, window=3, path="plain"), tokens(2, 9, D), None
-    logits = layer.logits(x).expand(2, -1, -1, -1)
-    values = layer.value(x).view(2, 9, H, D // H)
-    visible = naive_visible(mask, 2, 9, causal, 3)
-    expected = torch.zeros(2, 9, H, D // H, dtype=x.dtype)
-    for b in range(2):
-        for i in range(9):
-            for h in range(H):
-                keys = [j for j in range(9) if visible[b, i, j]]
-                weights = torch.stack([logits[b, h, i, j] for j in keys]).softmax(0)
-                expected[b, i, h] = sum(
-                    w * values[b, j, h] for w, j in zip(weights, keys, strict=True)
-                )
-    torch.testing.assert_close(layer(x), layer.output(expected.flatten(-2)))
-
-
-def results(layer, x, path, **given):
-    """Outputs and all gradients of one path."""
-    layer.path = path
-    layer.zero_grad()
-    x = x.clone().requires_grad_()
-    y = layer(x, **given)
-    (y * tokens(*y.shape, seed=5)).sum().backward()
-    grads = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
-    return {"y": y.detach(), "x": x.grad, **grads}
-
-
-@pytest.mark.parametrize("spec", EVERY)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", MASKS)
-def test_fast_equals_plain_under_a_window(spec, causal, kind, monkeypatch):
-    monkeypatch.setattr(masks, "FEWEST_ROWS", 2)
-    monkeypatch.setattr(fast.table, "FEWEST_ROWS", 2)
-    monkeypatch.setattr(fast.blocks, "CACHED", 60)
-    monkeypatch.setattr(fast.dispatch, "SHORT", 1)
-    layer, x = attention(spec, causal=causal, window=2), tokens(2, 9, D)
-    bias = tokens(1, H, 9, 9, seed=3)
-    for given in ({}, {"bias": bias}):
-        given["attention_mask"] = mask_of(kind)
-        plain, quick = (results(layer, x, path, **given) for path in ("plain", "fast"))
-        for name, expected in plain.items():
-            torch.testing.assert_close(quick[name], expected, msg=lambda m, n=name: f"{n}: {m}")
-
-
 def test_position_ids_move_tables_and_not_the_window():
     layer, x = attention("random", causal=True, window=3, length=12), tokens(2, 9, D)
     positions = torch.arange(9) + 2
@@ -137,25 +89,6 @@ def test_a_frozen_table_keeps_its_window():
     with torch.no_grad():
         torch.testing.assert_close(layer(x), expected)
         torch.testing.assert_close(layer(x[:, :6]), expected[:, :6])
-
-
-@pytest.mark.parametrize("spec", ["dot", "random", "dense", "factorized_dense", "random+dot"])
-@pytest.mark.parametrize("kind", ["none", "left", "holes"])
-@pytest.mark.parametrize("steps", [[1] * 9, [4, 1, 1, 3], [2, 7]])
-def test_decoding_step_by_step_keeps_the_window_alone(spec, kind, steps):
-    layer, x, cache = attention(spec, causal=True, window=3).eval(), tokens(2, 9, D), ValueCache()
-    mask, bias = mask_of(kind), tokens(1, H, 9, 9, seed=3)
-    expected, found, at = layer(x, attention_mask=mask, bias=bias), [], 0
-    for step in steps:
-        end = at + step
-        given = {"attention_mask": None if mask is None else mask[:, :end]}
-        given["bias"] = bias[:, :, at:end, :end]
-        found.append(layer(x[:, at:end], cache=cache, **given))
-        at = end
-        assert cache.values.shape[2] == min(at, 3)
-        assert cache.get_seq_length() == at
-        assert cache.keys is None or cache.keys.shape[2] == min(at, 3)
-    torch.testing.assert_close(torch.cat(found, 1), expected)
 
 
 SIZES = {
