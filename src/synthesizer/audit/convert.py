@@ -23,7 +23,14 @@ from synthesizer.audit.converted import (
     replaced_before,
 )
 from synthesizer.audit.cost import most_heads, random_texts
-from synthesizer.audit.examples import RunData, read_examples, token_rows, tuning_rows
+from synthesizer.audit.examples import (
+    METRICS,
+    Rows,
+    RunData,
+    read_examples,
+    token_rows,
+    tuning_rows,
+)
 from synthesizer.audit.hook import Layer, cause, head_runs, is_own, stacks_of, tables_before
 from synthesizer.audit.load import (
     IMAGES,
@@ -49,7 +56,7 @@ from synthesizer.audit.record import (
     read_audit,
 )
 from synthesizer.audit.tables import RELATIVE, HeadTables
-from synthesizer.audit.tune import CHECKPOINT, Rows, Tuned, Tuning, tune
+from synthesizer.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer.errors import UserError
 from synthesizer.experiment.disk import write_folder
 from synthesizer.experiment.run import remove_leftovers
@@ -389,9 +396,10 @@ def model_card(
         "tags": ["synthesizer", "attention"],
     }
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
+    tasks = METRICS[metric].tasks
     if point is not None and tuned is None:
         result = {
-            "task": {"type": _TASKS.get((reads, metric), _TASKS[TEXTS, metric])},
+            "task": {"type": tasks.get(reads, tasks[TEXTS])},
             "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
             "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
         }
@@ -452,14 +460,4 @@ _READERS = {
     TEXTS: ("tokenizer", "AutoTokenizer"),
     IMAGES: ("processor", "AutoImageProcessor"),
     SOUNDS: ("processor", "AutoFeatureExtractor"),
-}
-_TASKS = {
-    (TEXTS, "loss"): "text-generation",
-    (TEXTS, "accuracy"): "text-classification",
-    (TEXTS, "spearman"): "sentence-similarity",
-    (TEXTS, "agreement"): "feature-extraction",
-    (IMAGES, "loss"): "image-to-text",
-    (IMAGES, "accuracy"): "image-classification",
-    (SOUNDS, "loss"): "automatic-speech-recognition",
-    (SOUNDS, "accuracy"): "audio-classification",
 }

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from synthesizer.audit.averages import Average
 from synthesizer.audit.converted import kept_keys
-from synthesizer.audit.examples import Examples, Outcome, agreement_statistics, run
+from synthesizer.audit.examples import METRICS, Examples, Outcome, agreement_statistics, run
 from synthesizer.audit.hook import Hook, Layer
 from synthesizer.audit.record import HeadCost, Measured, Point, Say
 from synthesizer.audit.tables import HeadTables
@@ -155,7 +155,7 @@ def compare(
 ) -> Point:
     """The metric of one outcome, and how much worse it is than another, with its interval."""
     ours, theirs = (_statistics(o, original, examples) for o in (outcome, base))
-    sign = 1.0 if examples.higher_is_better else -1.0
+    sign = 1.0 if METRICS[examples.metric].higher_is_better else -1.0
     value, before = (examples.value(each.sum(0)) for each in (ours, theirs))
     drawn = resampled_costs(ours, theirs, examples) * sign
     low, high = np.quantile(drawn, [LEVEL, 1 - LEVEL])
@@ -198,15 +198,16 @@ def most_heads(points: Sequence[Point], margin: float) -> Point:
 def sentence(point: Point, total: int, margin: float, metric: str, before: int = 0) -> str:
     """The answer, in words; `before` heads were tables when the audit began."""
     start = f" Of the model as it is: {before} of its heads are tables already." if before else ""
+    unit = METRICS[metric].unit
     if not point.replaced:
         return (
-            f"No head can be shown to be a table at a loss of at most {margin:.3g} {unit(metric)}: "
+            f"No head can be shown to be a table at a loss of at most {margin:.3g} {unit}: "
             f"measure on more examples, or allow more with a smaller --keep.{start}"
         )
     which = "further heads" if before else "heads"
     return (
         f"{point.replaced} of {total} {which} can be tables at a loss of at most {margin:.3g} "
-        f"{unit(metric)} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
+        f"{unit} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
         f"{start}"
     )
 
@@ -216,24 +217,15 @@ def why_ended(points: Sequence[Point], best: Point, margin: float, metric: str) 
     after = next((point for point in points if point.replaced > best.replaced), None)
     if after is None:
         return ""
+    unit = METRICS[metric].unit
     heads = "1 head" if after.replaced == 1 else f"{after.replaced} heads"
-    found = f"{after.cost:.3g} {unit(metric)} (interval {after.low:.3g} to {after.high:.3g})"
+    found = f"{after.cost:.3g} {unit} (interval {after.low:.3g} to {after.high:.3g})"
     if after.cost > margin:
         return f"With {heads} the loss is more than that: {found}."
     return (
         f"With {heads} the measured loss is within it, and its interval is not: {found}. More "
         "examples would narrow it."
     )
-
-
-def unit(metric: str) -> str:
-    """What a metric counts in."""
-    return {
-        "loss": "nats a token",
-        "accuracy": "points of accuracy",
-        "spearman": "points of Spearman's correlation",
-        "agreement": "points of agreement with the original",
-    }[metric]
 
 
 def checkpoints_of(total: int, steps: int) -> list[int]:

@@ -11,7 +11,7 @@ agreement   texts                     cosine of the output and the original's, i
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from synthesizer.audit.hook import is_own
-from synthesizer.audit.load import decoder_start, is_causal, reads_targets
-from synthesizer.audit.tune import Rows
+from synthesizer.audit.load import (
+    CLASSIFIERS,
+    IMAGES,
+    LANGUAGE_MODELS,
+    SOUNDS,
+    TEXTS,
+    decoder_start,
+    is_causal,
+    reads_targets,
+    what_is_read,
+)
 from synthesizer.data.batch import Batch
 from synthesizer.data.columns import NAMES, BadRow, check_utf8
 from synthesizer.data.files import File, Row
@@ -38,12 +47,59 @@ from synthesizer.tasks.build import build_task
 from synthesizer.tasks.task import Task
 from synthesizer.untrusted import listed
 
-METRICS = ("loss", "accuracy", "spearman", "agreement")
 IGNORED = -100
 _SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 BATCH_TOKENS = 4096
 _BATCH_LOGITS = 2**28  # of a language model: 1 GiB in float32
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is said of a metric, and which models have it."""
+
+    unit: str
+    tasks: Mapping[str, str]  # as the hub calls them, by what is read
+    models: tuple[str, ...] = ("",)  # how the names of their classes end
+    called: str = "any model"
+    higher_is_better: bool = True
+
+
+_WRITTEN = {IMAGES: "image-to-text", SOUNDS: "automatic-speech-recognition"}
+_CLASSES = {IMAGES: "image-classification", SOUNDS: "audio-classification"}
+METRICS = {
+    "loss": Metric(
+        "nats a token", {TEXTS: "text-generation", **_WRITTEN}, LANGUAGE_MODELS,
+        "a language model", higher_is_better=False,
+    ),
+    "accuracy": Metric(
+        "points of accuracy", {TEXTS: "text-classification", **_CLASSES}, CLASSIFIERS,
+        "a classifier",
+    ),
+    "spearman": Metric("points of Spearman's correlation", {TEXTS: "sentence-similarity"}),
+    "agreement": Metric("points of agreement with the original", {TEXTS: "feature-extraction"}),
+}  # fmt: skip
+
+
+def guess_metric(model: PreTrainedModel) -> str:
+    """What fits a model whose user named no metric."""
+    name = type(model).__name__
+    return next((m for m in ("loss", "accuracy") if name.endswith(METRICS[m].models)), "agreement")
+
+
+def check_metric(metric: str, model: PreTrainedModel) -> None:
+    """Refuse a metric that the model has no outputs for."""
+    name, fits = type(model).__name__, METRICS[metric]
+    if metric == "spearman" and what_is_read(model) != TEXTS:
+        raise UserError(
+            f"--metric spearman compares pairs of texts, and a {name} reads {what_is_read(model)}; "
+            "choose --metric agreement"
+        )
+    if not name.endswith(fits.models):
+        raise UserError(
+            f"--metric {metric} needs {fits.called}, and the model is a {name}; "
+            "choose --metric agreement, or spearman with pairs and a score"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,10 +121,6 @@ class Examples:
     num_cut: int  # texts cut at max_len
     texts: list[tuple[str, ...]]
     drawn_from: int = 0  # rows or windows that there were to draw from
-
-    @property
-    def higher_is_better(self) -> bool:
-        return self.metric != "loss"
 
     def __len__(self) -> int:
         return sum(len(chosen) for chosen, _ in self.batches) // (1 + (self.metric == "spearman"))
@@ -354,6 +406,14 @@ def tuning_rows(
     if not windows:
         raise _too_short(max_len)
     return [{"input_ids": row["input_ids"]} for row in windows]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is tuned on."""
+
+    lengths: Sequence[int]  # in tokens; rows of similar length make a batch
+    batch: Callable[[Sequence[int]], dict[str, Tensor]]  # the inputs of chosen rows
 
 
 def token_rows(rows: Sequence[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> Rows:

@@ -33,6 +33,7 @@ from synthesizer.attention.masks import visible_keys, without_hidden
 from synthesizer.attention.mixers import spec_of_mixer
 from synthesizer.attention.synthesis import DotProduct, Synthesis, unwrapped
 from synthesizer.audit.converted import attend, converted_weights
+from synthesizer.audit.replace import head_groups
 from synthesizer.audit.tables import HeadTables, seen_through
 from synthesizer.errors import UserError
 from synthesizer.models.backbone import SynthesizerPreTrainedModel
@@ -329,16 +330,15 @@ class HeadRun(NamedTuple):
 
 def head_runs(attention: SyntheticAttention) -> list[HeadRun]:
     """The groups of heads of a layer; one, where all are made in the same way."""
-    spec, part = spec_of_mixer(attention), attention.synthesis
-    if not isinstance(part, Grouped):
-        return [HeadRun(spec, list(range(attention.size.num_heads)), part, "synthesis.")]
-    found, first = list[HeadRun](), 0
-    for number, (group, count) in enumerate(zip(part.groups, part.heads, strict=True)):
-        name = spec.split("|")[number].rpartition("@")[0]
-        heads = list(range(first, first + count))
-        found.append(HeadRun(name, heads, unwrapped(group), f"synthesis.groups.{number}."))
-        first += count
-    return found
+    spec, parts = spec_of_mixer(attention), attention.synthesis
+    if not isinstance(parts, Grouped):
+        return [HeadRun(spec, list(range(attention.size.num_heads)), parts, "synthesis.")]
+    groups = head_groups(parts, attention.size.num_heads)
+    names = [group.rpartition("@")[0] for group in spec.split("|")]
+    return [
+        HeadRun(name, list(range(at.start, at.stop)), unwrapped(group), f"synthesis.groups.{n}.")
+        for n, (name, (group, at)) in enumerate(zip(names, groups, strict=True))
+    ]
 
 
 def stacks_of(model: PreTrainedModel) -> dict[str, Stack]:

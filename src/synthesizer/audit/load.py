@@ -43,8 +43,8 @@ _READ = {  # by a model's main input
     "input_features": SOUNDS,
     "input_values": SOUNDS,
 }
-_CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 WEIGHTS = "model.safetensors"
 _READERS = (
     "*config.json", "*token*.json", "vocab.*", "merges.txt", "*.model",
@@ -173,14 +173,6 @@ def settle_padding(model: PreTrainedModel, tokenizer: Any) -> None:  # noqa: ANN
         )
 
 
-def guess_metric(model: PreTrainedModel) -> str:
-    """What fits a model whose user named no metric."""
-    name = type(model).__name__
-    if name.endswith(_LANGUAGE_MODELS):
-        return "loss"
-    return "accuracy" if name.endswith(_CLASSIFIERS) else "agreement"
-
-
 def is_causal(model: PreTrainedModel) -> bool:
     """Whether this is a decoder that predicts each next token."""
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
@@ -188,7 +180,7 @@ def is_causal(model: PreTrainedModel) -> bool:
 
 def reads_targets(model: PreTrainedModel) -> bool:
     """Whether a decoder reads a text of its own; that of a classifier reads the encoder's."""
-    named = type(model).__name__.endswith(_CLASSIFIERS)
+    named = type(model).__name__.endswith(CLASSIFIERS)
     return bool(model.config.is_encoder_decoder) and not named
 
 
@@ -201,23 +193,6 @@ def decoder_start(model: PreTrainedModel) -> int:
             "its decoder cannot begin; add it"
         )
     return int(start)
-
-
-def check_metric(metric: str, model: PreTrainedModel) -> None:
-    """Refuse a metric that the model has no outputs for."""
-    fits = {"loss": _LANGUAGE_MODELS, "accuracy": _CLASSIFIERS}
-    name = type(model).__name__
-    if metric == "spearman" and what_is_read(model) != TEXTS:
-        raise UserError(
-            f"--metric spearman compares pairs of texts, and a {name} reads {what_is_read(model)}; "
-            "choose --metric agreement"
-        )
-    if metric in fits and not name.endswith(fits[metric]):
-        kind = "a language model" if metric == "loss" else "a classifier"
-        raise UserError(
-            f"--metric {metric} needs {kind}, and the model is a {name}; "
-            "choose --metric agreement, or spearman with pairs and a score"
-        )
 
 
 def num_positions(model: PreTrainedModel) -> int | None:

@@ -29,6 +29,7 @@ from synthesizer.audit.examples import (
     BATCH_TOKENS,
     Example,
     Examples,
+    Rows,
     class_number,
     decoder_row,
     found_path,
@@ -37,7 +38,6 @@ from synthesizer.audit.examples import (
 )
 from synthesizer.audit.hook import attention_length
 from synthesizer.audit.load import IMAGES, Reader, reads_targets
-from synthesizer.audit.tune import Rows
 from synthesizer.data.columns import NAMES
 from synthesizer.data.files import File, files_below
 from synthesizer.errors import UserError

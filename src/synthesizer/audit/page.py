@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from synthesizer.audit.cost import unit
+from synthesizer.audit.examples import METRICS
 from synthesizer.audit.record import PAGE, RECORD, TABLES, check_tables, model_name, read_audit
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import make_folder, write_text
@@ -113,7 +113,7 @@ def _curve(record: Record) -> Plot:
         axes.axhline(0, color=MUTED, linewidth=0.8)
         axes.axvline(record["answer"]["replaced"], color=SHADE, linewidth=6, zorder=0)
         axes.set_xlabel("heads replaced by tables")
-        axes.set_ylabel(f"loss, {unit(record['metric'])}")
+        axes.set_ylabel(f"loss, {METRICS[record['metric']].unit}")
         axes.legend(loc="upper left")
         svg = to_svg(figure, "Loss of the metric by the number of heads replaced, with its band")
     return Plot(svg, "Bands and bars: nine of ten resamples of the examples. Grey: the answer.")

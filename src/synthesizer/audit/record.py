@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from synthesizer.audit.examples import METRICS
 from synthesizer.audit.hook import Layer
 from synthesizer.errors import UserError
 from synthesizer.experiment.run import append_line, write_text
@@ -65,7 +66,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
-    metric: Literal["loss", "accuracy", "spearman", "agreement"]
+    metric: str
     table: Literal["relative", "random"]
     max_len: int
     layers: list[Layer]
@@ -92,6 +93,8 @@ def read_audit(path: Path) -> dict[str, Any]:
     try:
         text = read_regular(path / RECORD)
         known = _Record.model_validate_json(text)
+        if known.metric not in METRICS:
+            raise ValueError(f"metric: Input should be {', '.join(map(repr, METRICS))}")
         if not all(
             0 <= layer < len(known.layers) and 0 <= head < known.layers[layer].num_heads
             for layer, head in known.order

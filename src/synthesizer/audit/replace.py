@@ -18,7 +18,7 @@ Self-attention is replaced; attention to a memory stays. This file needs torch a
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ class ReplacedAttention(nn.Module):
             )
         self.value = nn.Linear(old.embed_dim, old.embed_dim, bias=has_bias)
         self.out_proj = nn.Linear(old.embed_dim, old.embed_dim, bias=old.out_proj.bias is not None)
-        self.dot_heads = _dot_heads(self.synthesis, old.num_heads)
+        groups = head_groups(self.synthesis, old.num_heads)
+        self.dot_heads = [h for g, at in groups if g.d_keys for h in range(at.start, at.stop)]
         self.query_bias: nn.Parameter | None = None  # (dot heads, K)
         weight = old.in_proj_weight
         self.to(device=weight.device, dtype=weight.dtype)
@@ -98,7 +99,7 @@ class ReplacedAttention(nn.Module):
             at_heads = torch.tensor(self.dot_heads, device=x.device)
             wide = term.new_zeros(len(x), self.num_heads, size).index_copy(1, at_heads, term)
             logits = logits + wide[:, :, None]
-        visible, added = _as_visible(attn_mask, key_padding_mask, x.shape[0], single=single)
+        visible, added = _as_visible(attn_mask, key_padding_mask, x)
         if added is not None:
             logits = logits + added
         weights = masked_softmax(logits, visible).expand(len(x), -1, -1, -1)
@@ -199,7 +200,7 @@ def _start_at(new: ReplacedAttention, old: nn.MultiheadAttention, spec: str) -> 
     weights = wq.unflatten(0, heads).mT, wk.unflatten(0, heads).mT  # (H, D, K) each
     scales = torch.cat([
         _start_group(group, weights[0][at], weights[1][at], spec)
-        for group, at in _groups(new.synthesis, new.num_heads)
+        for group, at in head_groups(new.synthesis, new.num_heads)
     ])  # fmt: skip
     if old.in_proj_bias is not None and new.dot_heads:
         bias = old.in_proj_bias[:width].unflatten(0, heads)[new.dot_heads]
@@ -226,19 +227,12 @@ def _start_group(group: Synthesis, wq: Tensor, wk: Tensor, spec: str) -> Tensor:
     return torch.full((len(wq),), scale)
 
 
-def _groups(synthesis: Synthesis, num_heads: int) -> list[tuple[Synthesis, slice]]:
-    """Each group of heads, and which ones they are."""
+def head_groups(synthesis: Synthesis, num_heads: int) -> list[tuple[Synthesis, slice]]:
+    """Each group of heads that are made in the same way, and which ones they are."""
     if not isinstance(synthesis, Grouped):
         return [(synthesis, slice(0, num_heads))]
-    ends = [sum(synthesis.heads[:place]) for place in range(len(synthesis.heads) + 1)]
-    slices = [slice(*pair) for pair in pairwise(ends)]
-    return list(zip(synthesis.groups, slices, strict=True))
-
-
-def _dot_heads(synthesis: Synthesis, num_heads: int) -> list[int]:
-    """The heads that have keys."""
-    groups = _groups(synthesis, num_heads)
-    return [h for group, at in groups if group.d_keys for h in range(at.start, at.stop)]
+    ends = pairwise([0, *accumulate(synthesis.heads)])
+    return [(group, slice(*at)) for group, at in zip(synthesis.groups, ends, strict=True)]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -249,35 +243,30 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _as_visible(
-    attn_mask: Tensor | None, padding: Tensor | None, batch: int, *, single: bool
+    attn_mask: Tensor | None, padding: Tensor | None, x: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Who may look, and what is added to logits, from torch's masks: True hides in both."""
-    visible: Any = None
-    added: Any = None
+    found: list[Tensor] = []
     for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", padding)):
-        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        if mask is None:
+            continue
+        added = mask
+        if mask.dtype == torch.bool:
+            added = x.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
+        elif not mask.is_floating_point():
             raise UserError(
                 f"{name} holds {mask.dtype}; give booleans, True where nobody may look, or floats "
                 "that are added to logits"
             )
-    if attn_mask is not None:
-        if attn_mask.dim() == 3:  # (B H, T, S)
-            attn_mask = attn_mask.unflatten(0, (batch, -1))
-        if attn_mask.dtype == torch.bool:
-            visible = ~attn_mask
-        else:
-            visible, added = attn_mask > -torch.inf, attn_mask.clamp(min=-1e30)
-        if attn_mask.dim() == 2:
-            visible = visible[None, None]
-    if padding is not None:
-        padding = padding[None] if single else padding
-        padding = padding[:, None, None]
-        real = ~padding if padding.dtype == torch.bool else padding > -torch.inf
-        visible = real if visible is None else visible & real
-        if padding.dtype != torch.bool:
-            padding = padding.clamp(min=-1e30)
-            added = padding if added is None else added + padding
-    return visible, added
+        if name == "key_padding_mask":  # (B, S), or (S,) of one text
+            added = added.reshape(-1, 1, 1, mask.shape[-1])
+        elif mask.dim() == 3:  # (B H, T, S)
+            added = added.unflatten(0, (len(x), -1))
+        found.append(added)
+    if not found:
+        return None, None
+    total = sum(found[1:], start=found[0])
+    return total > -torch.inf, total.clamp(min=-1e30)
 
 
 class SynthesizedLogits(nn.Module):

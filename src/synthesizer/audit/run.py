@@ -42,7 +42,9 @@ from synthesizer.audit.examples import (
     Examples,
     Outcome,
     RunData,
+    check_metric,
     encode,
+    guess_metric,
     read_examples,
 )
 from synthesizer.audit.hook import Hook, Layer, cause, is_own, other_layers, tables_before
@@ -51,8 +53,6 @@ from synthesizer.audit.load import (
     TEXTS,
     Reader,
     attend_fast,
-    check_metric,
-    guess_metric,
     hash_readers,
     hash_weights,
     is_causal,
@@ -441,7 +441,7 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         "fit": fitted,
         "reads": subject.reads,
         "metric": subject.metric,
-        "higher_is_better": judge.higher_is_better,
+        "higher_is_better": METRICS[judge.metric].higher_is_better,
         "keep": asked.keep,
         "table": asked.table,
         "max_len": subject.max_len,

@@ -8,7 +8,7 @@ checkpoint and ends with the same weights. Some texts are held out, to say how n
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from synthesizer.attention.relative import Relative
 from synthesizer.attention.synthesis import Random
+from synthesizer.audit.examples import Rows
 from synthesizer.audit.load import attend_fast
 from synthesizer.audit.record import Say
 from synthesizer.audit.tables import HeadTables
@@ -43,14 +44,6 @@ class Tuning:
     table_rate: float = 0.03
     rate: float = 3e-4  # of the other weights
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is tuned on."""
-
-    lengths: Sequence[int]  # in tokens; rows of similar length make a batch
-    batch: Callable[[Sequence[int]], dict[str, Tensor]]  # the inputs of chosen rows
 
 
 @dataclass(frozen=True)
