@@ -153,6 +153,13 @@ def test_a_key_can_be_varied_and_each_value_has_its_own_dot(asked, tmp_path):
     ).replace("\\", "")
 
 
+def test_a_varied_number_is_named_whole(asked):
+    """It was "dot, 1", in the folder dot-1, for model.dropout=0.1."""
+    rows = draw_up(replace(asked, syntheses=("dot",), vary=("model.dropout=0.1,0.25",))).rows
+    assert [row.label for row in rows] == ["dot, dropout 0.1", "dot, dropout 0.25"]
+    assert [row.folder for row in rows] == ["dot-dropout-0.1", "dot-dropout-0.25"]
+
+
 @pytest.mark.parametrize("text", ["model.num_heads", "model.num_heads=1", "model.num_heads="])
 def test_a_varied_key_needs_two_values(asked, text):
     with pytest.raises(UserError, match=r"--vary got .* expected KEY=V1,V2 as in model\.num_heads"):
