@@ -202,3 +202,12 @@ def test_a_long_sequence_is_exact_and_keeps_nothing_of_all_pairs(spec, causal, w
         assert max(tensor.numel() for tensor in kept) < H * length * length
     for name, right in results(layer, x, "plain").items():
         torch.testing.assert_close(found[name], right, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("length", [65, 129])
+def test_a_last_block_of_one_row_does_not_write_into_the_offsets(length):
+    """Of one row and one head, what a window leaves of the distances is a view of them."""
+    layer, x = attention("relative@1|dot@2", length, window=5), tokens(2, length, D)
+    found = results(layer, x, "fast")
+    for name, right in results(layer, x, "plain").items():
+        torch.testing.assert_close(found[name], right, msg=lambda m, n=name: f"{n}: {m}")

@@ -213,7 +213,8 @@ def _block_weights(
     if rows is not None and columns is not None:
         each.append(torch.bmm(rows[head, here], columns[head, keys].mT))
     if distances is not None:
-        each.append(lay_out(distances[head], num_queries, here, keys).contiguous())
+        written = lay_out(distances[head], num_queries, here, keys)
+        each.append(written.clone(memory_format=torch.contiguous_format))  # of one row, a view
     if table is not None:
         own = table[head, here, keys]
         each.append(own if each else own.clone(memory_format=torch.contiguous_format))
