@@ -77,6 +77,12 @@ class Call:
         """S."""
         return self.values.shape[2]
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether moving real tokens to the front would tear apart what belongs to their slots."""
+        whole = self.num_queries == self.num_keys and self.bias is None and self.dropout == 0.0
+        return not whole
+
 
 class Choice(NamedTuple):
     """A path, and why."""
@@ -86,8 +92,10 @@ class Choice(NamedTuple):
 
 
 def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
-    """Which path computes this call; all give the same result."""
-    num_queries, num_keys = call.x.shape[1], call.values.shape[2]
+    """Which path computes this call; all give the same result.
+
+    First what the layer allows, whatever the call; then what this call asks for.
+    """
     if path == "plain":
         return Choice("plain", "asked for")
     if is_transformed():
@@ -100,41 +108,66 @@ def choose(synthesis: Synthesis, call: Call, path: str = "auto") -> Choice:
         return Choice("plain", "not a sum of the known terms")
     if call.x.shape[0] == 0 or call.x.is_meta:
         return Choice("plain", "nothing to compute")
-    compiling = torch.compiler.is_compiling()
-    # moving real tokens to the front would tear apart what belongs to their slots
-    packs = num_queries == num_keys and call.bias is None and call.dropout == 0.0
-    if isinstance(synthesis, DotProduct) and call.bias is None and call.dropout == 0.0:
-        skips = call.window is not None and num_queries > max(2 * call.window, 4 * SHORT)
-        if not skips or compiling or call.source == EXPLICIT or not packs:
-            return Choice("fused", "one bilinear term, whatever the positions")
+    if isinstance(synthesis, DotProduct) and _is_fused(call):
+        return Choice("fused", "one bilinear term, whatever the positions")
     if torch.compiler.is_exporting():
         return Choice("plain", "an exported program has PyTorch's own operators alone")
     if call.source == EXPLICIT:
         return Choice("plain", "each example has positions of its own")
     if call.bias is not None and call.bias.shape[0] > 1:
         return Choice("plain", "each example has a bias of its own")
-    if call.frozen is not None and call.mask is None and call.bias is None and not compiling:
+    of_kind = _choose_for_tokens if synthesis.depends_on_input else _choose_for_table
+    return of_kind(synthesis, call, path)
+
+
+def _is_fused(call: Call) -> bool:
+    """Whether PyTorch's kernel takes a dot product: not where a window lets blocks skip much."""
+    if call.bias is not None or call.dropout > 0.0:
+        return False
+    num_queries = call.num_queries
+    skips = call.window is not None and num_queries > max(2 * call.window, 4 * SHORT)
+    skips = skips and num_queries == call.num_keys and call.source != EXPLICIT
+    return not skips or torch.compiler.is_compiling()
+
+
+def _choose_for_table(synthesis: Synthesis, call: Call, path: str) -> Choice:
+    """Of logits that do not depend on the input."""
+    num_queries, num_keys = call.x.shape[1], call.values.shape[2]
+    if call.frozen is not None and call.mask is None and call.bias is None:
         length = call.frozen.shape[-1]
         fits = num_keys <= length if call.causal else num_keys == length
-        if fits and not torch.is_grad_enabled():  # what is held has no gradient
+        # what is held has no gradient
+        if fits and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             return Choice("frozen", "freeze() holds its probabilities")
-    if path == "auto" and num_queries == 1 and synthesis.depends_on_input:
+    if path == "auto" and 1 < num_queries <= SHORT and not uses_kernel(call.values, num_queries):
+        return Choice("plain", "so short that all pairs fit the cache")
+    if call.source == COUNTED and call.is_torn:
+        return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
+    # behind padding, a window is not the same for all examples
+    if call.mask is None or call.window is None:
+        return Choice("table", "the logits do not depend on the input")
+    if call.dropout > 0.0:
+        return Choice("plain", "dropout draws for every pair of every example")
+    return Choice("blocks", "terms of the tokens")
+
+
+def _choose_for_tokens(synthesis: Synthesis, call: Call, path: str) -> Choice:
+    """Of logits that tokens have a say in."""
+    num_queries, values = call.x.shape[1], call.values
+    compiling = torch.compiler.is_compiling()
+    if path == "auto" and num_queries == 1:
         fits = call.mask is None and call.window is None and call.dropout == 0.0
         fits = fits and not (compiling or torch.is_grad_enabled() or synthesis.num_outer)
         if fits and not torch.is_autocast_enabled(call.x.device.type):
             return Choice("row", "a single row of products and what is added to them")
         return Choice("plain", "a single row, small at any length")
-    short = path == "auto" and 1 < num_queries <= LONGEST
-    short = short and not uses_kernel(call.values, num_queries)
-    keeps = short and call.dropout == 0.0 and synthesis.depends_on_input and not compiling
-    keeps = keeps and call.values.device.type == "cpu" and call.values.dtype in EXACT
+    short = path == "auto" and num_queries <= LONGEST and not uses_kernel(values, num_queries)
+    keeps = short and call.dropout == 0.0 and not compiling
+    keeps = keeps and values.device.type == "cpu" and values.dtype in EXACT
     if short and not keeps and num_queries <= SHORT and not synthesis.num_outer:
         return Choice("plain", "so short that all pairs fit the cache")
-    if call.source == COUNTED and not packs:
+    if call.source == COUNTED and call.is_torn:
         return Choice("plain", "a mask moves positions under a cache, a bias or dropout")
-    # behind padding, a window is not the same for all examples
-    if not synthesis.depends_on_input and (call.mask is None or call.window is None):
-        return Choice("table", "the logits do not depend on the input")
     if call.dropout > 0.0:
         return Choice("plain", "dropout draws for every pair of every example")
     if keeps:
