@@ -2,6 +2,15 @@ import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ours",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("ours")
 
 # Some virtual machines announce AMX and do not grant it: oneDNN's bfloat16 products then end the
 # process with an illegal instruction. Without AMX the same tests run everywhere.
