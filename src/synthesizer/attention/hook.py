@@ -74,7 +74,7 @@ class Kernels:
         terms: "Terms",
         visibility: "Visibility",
         output: Tensor,
-        kept: Tensor,
+        sums: Tensor,
         grad: Tensor,
         wanted: Sequence[bool],
     ) -> "Terms":

@@ -1,69 +1,32 @@
 """What attention/hook.py finds: every compiled kernel behind one class."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from synthesizer.attention.hook import Kernels
-from synthesizer.attention.masks import Visibility
-from synthesizer.attention.terms import Terms
 from synthesizer.kernels import attend, cpu, triton
 
 
 class Compiled(Kernels):
-    """The kernels of this folder."""
+    """The kernels of this folder; Kernels says what each method is for."""
 
-    def prepare(self) -> None:
-        cpu.prepare()
+    prepare = staticmethod(cpu.prepare)
+    few_rows = staticmethod(attend.few_rows)
+    takes_on_gpu = staticmethod(triton.takes)
+    attend_on_gpu = staticmethod(triton.attend)
+    attend_back_on_gpu = staticmethod(triton.attend_back)
 
     def is_built(self) -> bool:
         return cpu.loaded(os.environ.get(cpu.HOME)) is not None
 
-    def attend(
-        self,
-        terms: Terms,
-        visibility: Visibility,
-        output: Tensor,
-        *,
-        ready: bool = False,
-        grads: Terms | None = None,
-    ) -> None:
+    def attend(self, *given: Any, **named: Any) -> None:  # noqa: ANN401
         kernel = cpu.loaded(os.environ.get(cpu.HOME))
         assert kernel is not None
-        attend.run(kernel, terms, visibility, output, ready=ready, grads=grads)
+        attend.run(kernel, *given, **named)
 
-    def few_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        return attend.few_rows(x, weight, bias)
-
-    def decode_token(
-        self,
-        stack: nn.Module,
-        x: Tensor,
-        caches: Sequence[Any],
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> Tensor | None:
+    def decode_token(self, *given: Any) -> Tensor | None:  # noqa: ANN401
         from synthesizer.kernels import decoding  # which imports the models
 
-        return decoding.decode_token(stack, x, caches, attention_mask, position_ids)
-
-    def takes_on_gpu(self, terms: Terms) -> bool:
-        return triton.takes(terms)
-
-    def attend_on_gpu(
-        self, terms: Terms, visibility: Visibility, num_queries: int
-    ) -> tuple[Tensor, Tensor]:
-        return triton.attend(terms, visibility, num_queries)
-
-    def attend_back_on_gpu(
-        self,
-        terms: Terms,
-        visibility: Visibility,
-        output: Tensor,
-        kept: Tensor,
-        grad: Tensor,
-        wanted: Sequence[bool],
-    ) -> Terms:
-        return triton.attend_back(terms, visibility, output, kept, grad, wanted)
+        return decoding.decode_token(*given)
