@@ -36,7 +36,7 @@ def _own_data_folders(tmp_path, monkeypatch):
 @pytest.fixture(scope="session", autouse=True)
 def _one_timed_decoding():
     """Time one decoding of every trained model, not the best of some twenty."""
-    timing = sys.modules.get("synthesizer.training.decode_speed")
+    timing = sys.modules.get("synthesizer_attention.training.decode_speed")
     if timing is None:  # nothing that was collected trains
         yield
         return
@@ -58,8 +58,8 @@ def forks():
 @pytest.fixture
 def asked(tmp_path):
     """A comparison of one seed on a tiny language model."""
-    from synthesizer.experiment.recipe import dump
-    from synthesizer.study.asked import Asked
+    from synthesizer_attention.experiment.recipe import dump
+    from synthesizer_attention.study.asked import Asked
     from tiny import language_model
 
     path = tmp_path / "tiny.toml"

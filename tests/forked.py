@@ -19,14 +19,14 @@ from tiny import environment
 
 SERVER = """
 import functools, importlib, json, os, resource, signal, sys, traceback
-from synthesizer.experiment.console import silence_libraries
+from synthesizer_attention.experiment.console import silence_libraries
 
 silence_libraries()  # as every command does, before torch is imported
-import synthesizer.training.decode_speed, synthesizer.training.evaluate
-import synthesizer.training.generate, synthesizer.training.loop
-from synthesizer.cli import main
+import synthesizer_attention.training.decode_speed, synthesizer_attention.training.evaluate
+import synthesizer_attention.training.generate, synthesizer_attention.training.loop
+from synthesizer_attention.cli import main
 
-synthesizer.training.decode_speed.SECONDS = 0.0  # time one decoding, not the best of some twenty
+synthesizer_attention.training.decode_speed.SECONDS = 0.0  # time one decoding alone
 
 
 def serve(order):

@@ -20,9 +20,9 @@ import pytest
 import torch
 from transformers.models.auto import modeling_auto
 
-import synthesizer.models
-from synthesizer import SynthesizerConfig
-from synthesizer.models.cache import SynthesizerCache
+import synthesizer_attention.models
+from synthesizer_attention import SynthesizerConfig
+from synthesizer_attention.models.cache import SynthesizerCache
 
 DIRECTORY = (
     "TRANSFORMERS_SOURCE"  # the environment variable that tells pytest's import of this file
@@ -112,7 +112,7 @@ def build_tests(directory):
     common = import_module("tests.test_modeling_common")
     found = {}
     for kind, names in KINDS.items():
-        classes = tuple(getattr(synthesizer.models, name) for name in names)
+        classes = tuple(getattr(synthesizer_attention.models, name) for name in names)
         bases = [common.ModelTesterMixin, unittest.TestCase]
         if kind != "encoder":
             bases = [ValuesAlone, common.ModelTesterMixin, common.GenerationTesterMixin, *bases[1:]]

@@ -23,10 +23,10 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.tables import HeadTables
-from synthesizer.models import MODELS as OUR_CLASSES
-from synthesizer.models import SynthesizerConfig
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.models import MODELS as OUR_CLASSES
+from synthesizer_attention.models import SynthesizerConfig
 
 VOCAB = 37
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synthesizer.study.tune import TRIAL_SEEDS, best_of, point, worth_repeating
+from synthesizer_attention.study.tune import TRIAL_SEEDS, best_of, point, worth_repeating
 
 SPREADS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # of seeds, in margins
 KINDS = 3  # of positions: the opponent is the best of these

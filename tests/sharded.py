@@ -10,12 +10,12 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from synthesizer.experiment.recipe_keys import Train
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import MODELS
-from synthesizer.models.layers import Layer
-from synthesizer.training.build import initialize_by_name
-from synthesizer.training.optim import build_optimizer
+from synthesizer_attention.experiment.recipe_keys import Train
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.models.layers import Layer
+from synthesizer_attention.training.build import initialize_by_name
+from synthesizer_attention.training.optim import build_optimizer
 
 SPECS = ("dot", "random", "dense", "factorized_random", "factorized_dense", "random+dot")
 STEPS = 2

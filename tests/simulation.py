@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from synthesizer.study.stats import (
+from synthesizer_attention.study.stats import (
     BETTER,
     NO_WORSE,
     PLANNED,

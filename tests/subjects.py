@@ -29,11 +29,11 @@ import transformers
 from transformers import AutoModelForMaskedLM
 
 from pretrained import build, inputs
-from synthesizer.audit.load import load_model, load_reader
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.experiment.run import Run
+from synthesizer_attention.audit.load import load_model, load_reader
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.experiment.run import Run
 from test_audit import sentences, tokenizer
 from tiny import SIZE, WORDS, language_model
 

@@ -8,14 +8,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from synthesizer import SyntheticAttention
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe, parse_recipe
-from synthesizer.sizes import parse_positions
-from synthesizer.spec import expand_layers, modules_of, normalize_spec
-from synthesizer.study.asked import parse_jobs
-from synthesizer.study.rows import parse_row, parse_vary
+from synthesizer_attention import SyntheticAttention
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe, parse_recipe
+from synthesizer_attention.sizes import parse_positions
+from synthesizer_attention.spec import expand_layers, modules_of, normalize_spec
+from synthesizer_attention.study.asked import parse_jobs
+from synthesizer_attention.study.rows import parse_row, parse_vary
 from tiny import language_model
 
 DIGITS = "9" * 4301  # more than Python's int() reads

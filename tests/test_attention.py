@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.layer import CrossAttention, SyntheticAttention
-from synthesizer.attention.mixers import build_mixer
-from synthesizer.attention.registry import SYNTHESES
-from synthesizer.attention.synthesis import Size
-from synthesizer.errors import UserError
+from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
+from synthesizer_attention.attention.mixers import build_mixer
+from synthesizer_attention.attention.registry import SYNTHESES
+from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.errors import UserError
 from variants import EVERY, TABLES, every_synthesis, redrawn, tokens
 
 B, T, H, D, K, N = 2, 5, 3, 12, 4, 7

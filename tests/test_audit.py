@@ -26,10 +26,10 @@ from transformers import (
 
 import browser
 from pretrained import VOCAB, build, found_layers, inputs
-from synthesizer.audit.averages import _explained, measure_averages
-from synthesizer.audit.convert import build_converted, convert
-from synthesizer.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
-from synthesizer.audit.examples import (
+from synthesizer_attention.audit.averages import _explained, measure_averages
+from synthesizer_attention.audit.convert import build_converted, convert
+from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
+from synthesizer_attention.audit.examples import (
     Example,
     _token_losses,
     encode,
@@ -38,13 +38,13 @@ from synthesizer.audit.examples import (
     token_rows,
     tuning_rows,
 )
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.load import load_model, load_tokenizer
-from synthesizer.audit.run import Asked, audit, read_subject
-from synthesizer.audit.tables import HeadTables
-from synthesizer.audit.tune import Tuning, tune
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.load import load_model, load_tokenizer
+from synthesizer_attention.audit.run import Asked, audit, read_subject
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.audit.tune import Tuning, tune
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 
 WORDS = [f"w{number}" for number in range(VOCAB - 5)]
 
@@ -170,7 +170,7 @@ def test_the_converted_folder_scores_what_the_audit_said(home, tmp_path, metric,
     card = (tmp_path / "model" / "README.md").read_text()
     assert '"model-index"' not in card
     assert "model-index: [" in card
-    assert "import synthesizer.models" in card
+    assert "import synthesizer_attention.models" in card
 
 
 def test_averages_are_those_of_a_loop():
@@ -267,7 +267,7 @@ def test_the_loss_of_an_example_is_that_of_a_loop_over_its_labels(causal):
 def test_a_large_vocabulary_has_smaller_batches(monkeypatch):
     """Logits of 4,096 tokens and 262,144 words would take 4 GiB."""
     model, rows = build("bert"), [Example((text,)) for text in sentences(20)]
-    monkeypatch.setattr("synthesizer.audit.examples._BATCH_LOGITS", 24 * VOCAB)
+    monkeypatch.setattr("synthesizer_attention.audit.examples._BATCH_LOGITS", 24 * VOCAB)
     for metric, least in (("loss", 5), ("agreement", 1)):
         batches = encode(rows, metric, model, tokenizer(), 12).batches
         assert len(batches) >= least
@@ -290,7 +290,7 @@ def test_tuning_brings_outputs_nearer(home, tmp_path):
 
 
 def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 3)
+    monkeypatch.setattr("synthesizer_attention.audit.tune.SAVED_EVERY", 3)
     tuning = Tuning(8, everything=True, batch=4)
 
     def converted(name, say):
@@ -300,7 +300,7 @@ def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch
         return AutoModel.from_pretrained(tmp_path / name).state_dict()
 
     steps = []
-    monkeypatch.setattr("synthesizer.audit.tune.SAID_EVERY", 1)
+    monkeypatch.setattr("synthesizer_attention.audit.tune.SAID_EVERY", 1)
 
     def stop(text):
         steps.append(text)
@@ -317,7 +317,7 @@ def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, monkeypatch
 
 
 def test_another_tuning_is_not_gone_on_with(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 1)
+    monkeypatch.setattr("synthesizer_attention.audit.tune.SAVED_EVERY", 1)
     original = load_model(str(home / "bare"), None)
     rows = tuning_rows([Example((t,)) for t in sentences(8)], original, tokenizer(), 12)
     layers = found_layers(original, inputs("bert"))

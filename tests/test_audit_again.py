@@ -7,16 +7,16 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from pretrained import MODELS, OWN, build, crossed, drawn, found_layers, inputs, real_logits
-from synthesizer import replace_attention
-from synthesizer.audit.averages import measure_averages
-from synthesizer.audit.convert import build_converted, convert
-from synthesizer.audit.cost import size_with
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.load import load_model, num_positions
-from synthesizer.audit.run import Asked, audit
-from synthesizer.audit.tables import HeadTables
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention import replace_attention
+from synthesizer_attention.audit.averages import measure_averages
+from synthesizer_attention.audit.convert import build_converted, convert
+from synthesizer_attention.audit.cost import size_with
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.load import load_model, num_positions
+from synthesizer_attention.audit.run import Asked, audit
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 from test_audit_seq2seq import home as seq2seq  # noqa: F401  a fixture
 
 STEPS = {  # (layer, heads) of the first conversion, then of the second

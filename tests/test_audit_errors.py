@@ -17,13 +17,13 @@ from transformers import (
 )
 
 from pretrained import VOCAB, build
-from synthesizer.audit.convert import build_converted
-from synthesizer.audit.examples import read_examples
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.load import load_model, num_positions
-from synthesizer.audit.tables import HeadTables
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.examples import read_examples
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.load import load_model, num_positions
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 from test_audit import sentences, tokenizer
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -156,7 +156,7 @@ def test_a_file_in_the_place_of_out_is_seen_before_anything_is_measured(home, tm
 
 
 def test_a_long_ranking_says_how_long_it_will_take(home, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("synthesizer.audit.record.SAID_EVERY", 0)
+    monkeypatch.setattr("synthesizer_attention.audit.record.SAID_EVERY", 0)
     assert audited(home, tmp_path / "out", "bert", "texts.txt") == 0
     assert "5 of 6 heads measured, 0 minutes to go" in capsys.readouterr().err
 

@@ -32,14 +32,14 @@ from transformers import (
 
 import browser
 from pretrained import VOCAB, build
-from synthesizer.audit.convert import read_tables
-from synthesizer.audit.examples import Example, run
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.load import load_model, load_reader
-from synthesizer.audit.media import Media, encode_media, media_of, read_media, read_sound
-from synthesizer.audit.run import Asked, audit, read_subject
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.convert import read_tables
+from synthesizer_attention.audit.examples import Example, run
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.load import load_model, load_reader
+from synthesizer_attention.audit.media import Media, encode_media, media_of, read_media, read_sound
+from synthesizer_attention.audit.run import Asked, audit, read_subject
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 
 CLASSES = ("blue", "green", "red")
 RATE = 16_000

@@ -9,16 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pretrained import OWN, build, crossed, drawn, inputs, real_logits
-from synthesizer.audit.averages import measure_averages
-from synthesizer.audit.convert import build_converted
-from synthesizer.audit.examples import RunData
-from synthesizer.audit.hook import Hook, other_layers
-from synthesizer.audit.tables import HeadTables
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.run import Run
-from synthesizer.models import MODELS
-from synthesizer.training.loop import fit
+from synthesizer_attention.audit.averages import measure_averages
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.examples import RunData
+from synthesizer_attention.audit.hook import Hook, other_layers
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.models import MODELS
+from synthesizer_attention.training.loop import fit
 from tiny import environment, language_model
 
 
@@ -71,7 +71,7 @@ def test_tables_by_position_take_the_bias_into_account(case, max_len):
 
 
 LOADING = """
-import sys, torch, synthesizer.models
+import sys, torch, synthesizer_attention.models
 from transformers import AutoModelForSeq2SeqLM
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1] + "/model").eval()
 with torch.no_grad():
@@ -122,7 +122,7 @@ def test_a_universal_model_is_audited_and_not_converted():
 
 @pytest.mark.parametrize("path", ["plain", "fast"])
 def test_no_bias_is_added_to_heads_that_ask_for_none(path):
-    from synthesizer import SyntheticAttention
+    from synthesizer_attention import SyntheticAttention
 
     torch.manual_seed(0)
     x, bias = torch.randn(2, 5, 12), torch.randn(1, 3, 5, 5)
@@ -183,7 +183,7 @@ def test_a_run_is_audited_on_its_own_data_and_converted(run, tmp_path, capsys):
         card = (tmp_path / name / "README.md").read_text()
         assert "names under `synthesis`" in card
         assert "AutoModelForCausalLM.from_pretrained" in card
-        assert "import synthesizer.models" in card
+        assert "import synthesizer_attention.models" in card
     assert "tuning step 4 of 4" in capsys.readouterr().err
 
 

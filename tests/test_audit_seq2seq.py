@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from pretrained import TRANSLATORS, build
-from synthesizer.audit.convert import convert
-from synthesizer.audit.examples import (
+from synthesizer_attention.audit.convert import convert
+from synthesizer_attention.audit.examples import (
     Example,
     RunData,
     encode,
@@ -21,14 +21,14 @@ from synthesizer.audit.examples import (
     run,
     tuning_rows,
 )
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.load import load_model
-from synthesizer.audit.run import Asked, audit
-from synthesizer.audit.tune import Tuning, _loss
-from synthesizer.cli import main
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.experiment.run import Run
-from synthesizer.training.loop import fit
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.load import load_model
+from synthesizer_attention.audit.run import Asked, audit
+from synthesizer_attention.audit.tune import Tuning, _loss
+from synthesizer_attention.cli import main
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.training.loop import fit
 from test_audit import sentences, tokenizer
 from tiny import SIZE, write_text
 
@@ -120,8 +120,8 @@ def test_tuning_brings_both_stacks_nearer(home, tmp_path, name, everything):
 
 @every_model
 def test_a_stopped_tuning_ends_with_the_same_weights(home, tmp_path, name, monkeypatch):
-    monkeypatch.setattr("synthesizer.audit.tune.SAVED_EVERY", 3)
-    monkeypatch.setattr("synthesizer.audit.tune.SAID_EVERY", 1)
+    monkeypatch.setattr("synthesizer_attention.audit.tune.SAVED_EVERY", 3)
+    monkeypatch.setattr("synthesizer_attention.audit.tune.SAID_EVERY", 1)
     tuning = Tuning(8, everything=True, batch=4)
     steps = []
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from synthesizer.audit.cost import Auditor, Point
-from synthesizer.audit.record import Measured
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.cost import Auditor, Point
+from synthesizer_attention.audit.record import Measured
+from synthesizer_attention.errors import UserError
 from test_audit import finished, home, measured  # noqa: F401
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from pretrained import build
-from synthesizer.audit.load import hash_weights
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.load import hash_weights
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 from test_audit import home, measured, tokenizer  # noqa: F401
 from test_audit_stopped import stopped
 from test_damage import flip
@@ -137,10 +137,10 @@ def test_every_shard_has_its_hash(tmp_path):
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("synthesizer.audit.run:_speeds", marks=slow),  # all is measured
-        "synthesizer.audit.run:sha256",  # tables are written
-        pytest.param("synthesizer.audit.run:audit_page", marks=slow),
-        "synthesizer.audit.record:Measured.finish",  # audit.json is written
+        pytest.param("synthesizer_attention.audit.run:_speeds", marks=slow),  # all is measured
+        "synthesizer_attention.audit.run:sha256",  # tables are written
+        pytest.param("synthesizer_attention.audit.run:audit_page", marks=slow),
+        "synthesizer_attention.audit.record:Measured.finish",  # audit.json is written
     ],
 )
 def test_a_killed_audit_goes_on_or_is_whole(home, tmp_path, forks, moment):  # noqa: F811
@@ -159,9 +159,11 @@ def test_a_killed_audit_goes_on_or_is_whole(home, tmp_path, forks, moment):  # n
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("synthesizer.audit.load:Reader.save", marks=slow),  # weights are written
-        pytest.param("synthesizer.audit.convert:model_card", marks=slow),
-        "synthesizer.audit.convert:_clear",  # all is written, and not moved
+        pytest.param(
+            "synthesizer_attention.audit.load:Reader.save", marks=slow
+        ),  # weights are written
+        pytest.param("synthesizer_attention.audit.convert:model_card", marks=slow),
+        "synthesizer_attention.audit.convert:_clear",  # all is written, and not moved
     ],
 )
 def test_a_killed_conversion_leaves_nothing_in_its_place(audited, tmp_path, forks, moment):

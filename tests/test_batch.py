@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.data.batch import (
+from synthesizer_attention.data.batch import (
     IGNORED,
     Ragged,
     corrupt,

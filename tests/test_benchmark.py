@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from synthesizer.benchmark import explain as explain_module
-from synthesizer.benchmark import measure
-from synthesizer.benchmark.cases import build_case, count_flops, saved_bytes
-from synthesizer.benchmark.clock import Timing
-from synthesizer.benchmark.command import _numbers
-from synthesizer.benchmark.explain import explain
-from synthesizer.benchmark.measure import Plan, bench
-from synthesizer.benchmark.write import write
-from synthesizer.cli import main
-from synthesizer.errors import UserError
+from synthesizer_attention.benchmark import explain as explain_module
+from synthesizer_attention.benchmark import measure
+from synthesizer_attention.benchmark.cases import build_case, count_flops, saved_bytes
+from synthesizer_attention.benchmark.clock import Timing
+from synthesizer_attention.benchmark.command import _numbers
+from synthesizer_attention.benchmark.explain import explain
+from synthesizer_attention.benchmark.measure import Plan, bench
+from synthesizer_attention.benchmark.write import write
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
 
 TINY = {
     "lengths": (8,),

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import SynthesizerForCausalLM
-from synthesizer.training.build import (
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import SynthesizerForCausalLM
+from synthesizer_attention.training.build import (
     initialize_by_name,
     load_weights,
     rough_config,

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from synthesizer.errors import UserError
-from synthesizer.training.checkpoint import (
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.training.checkpoint import (
     Checkpoint,
     average_weights,
     newest_checkpoint,

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-import synthesizer
-from synthesizer.cli import main
-from synthesizer.experiment.recipe import dump
+import synthesizer_attention
+from synthesizer_attention.cli import main
+from synthesizer_attention.experiment.recipe import dump
 from tiny import environment, language_model
 
 MOSTLY_TORCH = ("torch", "transformers", "accelerate", "datasets")
@@ -15,7 +15,7 @@ MOSTLY_TORCH = ("torch", "transformers", "accelerate", "datasets")
 def started(*arguments):
     """Run the command line in a process of its own and list the heavy modules it imported."""
     script = (
-        "import sys; from synthesizer.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from synthesizer_attention.cli import main; code = main(sys.argv[1:]); "
         f"print([name for name in {MOSTLY_TORCH!r} if name in sys.modules]); sys.exit(code)"
     )
     command = [sys.executable, "-c", script, *arguments]
@@ -30,9 +30,11 @@ def test_what_needs_no_torch_imports_none(arguments):
 
 
 def test_no_words_at_all_print_the_help():
-    shown, bare = (subprocess.run([sys.executable, "-m", "synthesizer", *words], text=True,
-                                  capture_output=True, env=environment())
-                   for words in (["--help"], []))  # fmt: skip
+    command = [sys.executable, "-m", "synthesizer_attention"]
+    shown, bare = (
+        subprocess.run([*command, *words], text=True, capture_output=True, env=environment())
+        for words in (["--help"], [])
+    )
     assert bare.stdout.split() == shown.stdout.split()
     assert "compare" in bare.stdout
     assert (bare.stderr, bare.returncode) == ("", 2)
@@ -40,7 +42,7 @@ def test_no_words_at_all_print_the_help():
 
 def test_the_version_is_the_packages(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"synthesizer {synthesizer.__version__}\n"
+    assert capsys.readouterr().out == f"synthesizer {synthesizer_attention.__version__}\n"
 
 
 def test_the_list_shows_every_variant_with_its_brackets(capsys):

@@ -10,11 +10,14 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from synthesizer.data.tokenizer import train_tokenizer
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe_keys import Text
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import SynthesizerForCausalLM, SynthesizerForConditionalGeneration
+from synthesizer_attention.data.tokenizer import train_tokenizer
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe_keys import Text
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import (
+    SynthesizerForCausalLM,
+    SynthesizerForConditionalGeneration,
+)
 from tiny import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "hugging_face.md"

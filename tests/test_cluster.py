@@ -11,11 +11,11 @@ from importlib.util import find_spec
 
 import pytest
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump
-from synthesizer.study.asked import Asked
-from synthesizer.study.cluster import Driver, _room, open_cluster, own_code
-from synthesizer.study.compare import compare
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.cluster import Driver, _room, open_cluster, own_code
+from synthesizer_attention.study.compare import compare
 from test_study import conducted
 from tiny import environment, language_model
 
@@ -67,7 +67,7 @@ def command(folder, address, out):
     words = ["compare", str(folder / "tiny.toml"), "--seeds", "1", "--plain", "--out", out]
     words += ["--synthesis", "dot", "--synthesis", "random", "--tune", "0"]
     words += ["--opponent", "configured", "--jobs", f"ray:{address}"]
-    return [sys.executable, "-m", "synthesizer", *words]
+    return [sys.executable, "-m", "synthesizer_attention", *words]
 
 
 def digests(study):
@@ -115,7 +115,7 @@ def test_a_node_that_cannot_serve_is_refused_before_anything_starts(folder, clus
     asked = Asked(
         str(folder / "tiny.toml"), ("dot",), jobs=f"ray:{cluster.address}", out=folder / "refused"
     )
-    monkeypatch.setattr("synthesizer.study.cluster.own_code", lambda: ("0.0.0", "c0ffee"))
+    monkeypatch.setattr("synthesizer_attention.study.cluster.own_code", lambda: ("0.0.0", "c0ffee"))
     wanted = r"\(Ray node \w+\) has synthesizer .*, and the driver synthesizer 0.0.0, commit c0ffee"
     with pytest.raises(UserError, match=wanted):
         compare(asked, print, plain=True)
@@ -134,7 +134,7 @@ def driver(tmp_path):
 
 
 def test_a_node_must_see_the_drivers_folders_and_run_its_code(driver, monkeypatch):
-    monkeypatch.setattr("synthesizer.study.cluster.SYNC", 1)
+    monkeypatch.setattr("synthesizer_attention.study.cluster.SYNC", 1)
     assert driver.misfit() is None
     missing = driver.home / "missing"
     for blind in (replace(driver, home=missing), replace(driver, folder=missing)):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.data.columns import (
+from synthesizer_attention.data.columns import (
     BadRow,
     Faults,
     cut_splits,
@@ -15,8 +15,8 @@ from synthesizer.data.columns import (
     text_of,
     texts_of,
 )
-from synthesizer.data.files import Row
-from synthesizer.errors import UserError
+from synthesizer_attention.data.files import Row
+from synthesizer_attention.errors import UserError
 
 
 def row(**fields):

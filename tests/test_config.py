@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from synthesizer.errors import UserError
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import SynthesizerForConditionalGeneration
-from synthesizer.sizes import PRESETS
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import SynthesizerForConditionalGeneration
+from synthesizer_attention.sizes import PRESETS
 
 MT = {"num_layers": 6, "d_model": 512, "num_heads": 8, "max_len": 256}
 

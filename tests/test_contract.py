@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention import SyntheticAttention, ValueCache, fast, masks
-from synthesizer.sizes import RotaryOptions
+from synthesizer_attention.attention import SyntheticAttention, ValueCache, fast, masks
+from synthesizer_attention.sizes import RotaryOptions
 from variants import EVERY, GROUPS, TABLES, redrawn, tokens
 
 B, H, D, N = 2, 3, 12, 8

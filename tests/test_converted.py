@@ -14,10 +14,10 @@ from pretrained import (
     inputs,
     real_logits,
 )
-from synthesizer.audit.convert import build_converted
-from synthesizer.audit.hook import Hook
-from synthesizer.audit.tables import HeadTables
-from synthesizer.errors import UserError
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.errors import UserError
 
 SUBJECTS = (*MODELS, *OWN)
 

@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from synthesizer.data.corpora import listops, python_docs
-from synthesizer.data.corpora.corpus_list import CORPORA, GRADED
-from synthesizer.data.corpora.drawing import DRAW, draw_splits
-from synthesizer.data.sources import open_source
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe_keys import Data
+from synthesizer_attention.data.corpora import listops, python_docs
+from synthesizer_attention.data.corpora.corpus_list import CORPORA, GRADED
+from synthesizer_attention.data.corpora.drawing import DRAW, draw_splits
+from synthesizer_attention.data.sources import open_source
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe_keys import Data
 
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {
@@ -73,7 +73,7 @@ def test_a_corpus_that_runs_out_of_rows_says_so():
 
 
 def test_the_corpora_load_without_torch():
-    check = "import sys, synthesizer.data.corpora; sys.exit('torch' in sys.modules)"
+    check = "import sys, synthesizer_attention.data.corpora; sys.exit('torch' in sys.modules)"
     subprocess.run(
         [sys.executable, "-c", check], env={"PYTHONPATH": ":".join(sys.path)}, check=True
     )

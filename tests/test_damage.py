@@ -12,18 +12,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from synthesizer.benchmark import write as bench_write
-from synthesizer.benchmark.measure import Plan, Result
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump
-from synthesizer.experiment.run import Run, remove_leftovers, write_text
-from synthesizer.report.load import read_run
-from synthesizer.study.asked import Asked
-from synthesizer.study.plan import draw_up
-from synthesizer.study.workers import open_pool
-from synthesizer.training.finish import load_model, measure
-from synthesizer.training.loop import fit
+from synthesizer_attention.benchmark import write as bench_write
+from synthesizer_attention.benchmark.measure import Plan, Result
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.experiment.run import Run, remove_leftovers, write_text
+from synthesizer_attention.report.load import read_run
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.workers import open_pool
+from synthesizer_attention.training.finish import load_model, measure
+from synthesizer_attention.training.loop import fit
 from tiny import language_model
 
 
@@ -245,7 +245,7 @@ def test_temporary_files_of_a_killed_run_are_removed_in_every_folder(tmp_path, f
 
 
 def test_save_model_says_a_full_disk_in_one_line(finished, tmp_path, monkeypatch):
-    from synthesizer.training import finish
+    from synthesizer_attention.training import finish
 
     class Full:
         class tokenizer:  # noqa: N801
@@ -285,7 +285,7 @@ def test_a_benchmark_writes_atomically_and_says_a_full_disk(tmp_path, monkeypatc
 
 
 def test_errors_of_the_file_system_are_one_line(monkeypatch, capsys, tmp_path):
-    from synthesizer.training import preview
+    from synthesizer_attention.training import preview
 
     def full(recipe):
         raise OSError(28, os.strerror(28), "/some/file")
@@ -322,7 +322,7 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(tmp_path, change,
 
 def test_a_directory_of_more_files_than_a_corpus_has_is_refused(tmp_path, monkeypatch):
     """The root of a file system was walked for minutes."""
-    monkeypatch.setattr("synthesizer.data.files.MAX_FILES", 10)
+    monkeypatch.setattr("synthesizer_attention.data.files.MAX_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").write_text("text")
     recipe = language_model(tmp_path, f"data.train={tmp_path}")

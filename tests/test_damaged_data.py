@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from synthesizer.data.files import File
-from synthesizer.errors import UserError
-from synthesizer.study.guess import infer_recipe
+from synthesizer_attention.data.files import File
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.study.guess import infer_recipe
 
 ROWS = [
     {"text": f"some text, {n} " + "w\u00f6rd " * (n % 7), "label": n % 3, "turns": [{"de": "ja"}]}

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from synthesizer.kernels import decoding
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import MODELS
+from synthesizer_attention.kernels import decoding
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import MODELS
 from test_kernel import built, library, needs_compiler
 
 __all__ = ["built", "library"]  # fixtures

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from synthesizer.data.batch import Batch
-from synthesizer.experiment.run import Run
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import MODELS
-from synthesizer.tasks import build_task
-from synthesizer.training.build import build_model, initialize_by_name
-from synthesizer.training.decode_speed import NEW_TOKENS, PROMPTS, continuations, decode
-from synthesizer.training.loop import fit
+from synthesizer_attention.data.batch import Batch
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training.build import build_model, initialize_by_name
+from synthesizer_attention.training.decode_speed import NEW_TOKENS, PROMPTS, continuations, decode
+from synthesizer_attention.training.loop import fit
 from tiny import language_model
 
 CPU = torch.device("cpu")

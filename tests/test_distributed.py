@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump
-from synthesizer.experiment.run import Run
-from synthesizer.training.accelerator import open_accelerator
-from synthesizer.training.loop import fit
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.training.accelerator import open_accelerator
+from synthesizer_attention.training.loop import fit
 from tiny import environment, language_model
 
 SHARDED = Path(__file__).with_name("sharded.py")

@@ -5,9 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import synthesizer
-from synthesizer.data.encoded_cache import Entry, cache_folder, cache_key, fetch, hash_code
-from synthesizer.errors import UserError
+import synthesizer_attention
+from synthesizer_attention.data.encoded_cache import (
+    Entry,
+    cache_folder,
+    cache_key,
+    fetch,
+    hash_code,
+)
+from synthesizer_attention.errors import UserError
 
 
 class Builder:
@@ -55,7 +61,7 @@ def test_a_key_changes_with_each_part():
 def test_a_key_changes_with_every_file_that_makes_the_content(tmp_path, folder):
     """A stale entry once served the vectors and bigram scores of code that had changed."""
     for part in ("data", "metrics", "tasks"):
-        shutil.copytree(Path(synthesizer.__file__).parent / part, tmp_path / "a" / part)
+        shutil.copytree(Path(synthesizer_attention.__file__).parent / part, tmp_path / "a" / part)
     before = hash_code(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert hash_code(tmp_path / "b") == before
@@ -70,11 +76,13 @@ def test_a_key_changes_with_every_file_that_makes_the_content(tmp_path, folder):
 
 def test_what_encodes_and_scores_lies_where_the_key_looks():
     """A task may reach only into these folders, the recipe (part of the key) and errors."""
-    package = Path(synthesizer.__file__).parent
+    package = Path(synthesizer_attention.__file__).parent
     found = set()
     for part in ("data", "metrics", "tasks"):
         for path in (package / part).rglob("*.py"):
-            found |= set(re.findall(r"(?:from|import) synthesizer\.(\w+)", path.read_text()))
+            found |= set(
+                re.findall(r"(?:from|import) synthesizer_attention\.(\w+)", path.read_text())
+            )
     assert found <= {"data", "metrics", "tasks", "experiment", "errors", "untrusted"}
 
 

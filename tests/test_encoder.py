@@ -5,9 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from synthesizer.data.encoder import Encoder
-from synthesizer.data.tokenizer import CLS, EOS, Template, bare_encodings, encode, train_tokenizer
-from synthesizer.experiment.recipe_keys import Text
+from synthesizer_attention.data.encoder import Encoder
+from synthesizer_attention.data.tokenizer import (
+    CLS,
+    EOS,
+    Template,
+    bare_encodings,
+    encode,
+    train_tokenizer,
+)
+from synthesizer_attention.experiment.recipe_keys import Text
 
 TEXTS = ["it's the cat's 12th mat, isn't it?", "the dog sat on the cat; über Grüße 東京"] * 20
 KINDS = {
@@ -87,7 +94,7 @@ def test_a_tokenizer_of_another_kind_encodes_whole_texts(change):
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr("synthesizer.data.encoder._KEPT", 100)
+    monkeypatch.setattr("synthesizer_attention.data.encoder._KEPT", 100)
     tokenizer = train_tokenizer(KINDS["bpe"], [TEXTS])
     encoder = Encoder(tokenizer)
     for number in range(50):

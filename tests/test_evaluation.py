@@ -5,18 +5,29 @@ import numpy as np
 import pytest
 import torch
 
-from synthesizer.data.batch import Batch
-from synthesizer.experiment.recipe_keys import Evaluate
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.cost import cache_bytes_per_token, count_parameters, flops_per_token, sketch
-from synthesizer.models.heads import (
+from synthesizer_attention.data.batch import Batch
+from synthesizer_attention.experiment.recipe_keys import Evaluate
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.cost import (
+    cache_bytes_per_token,
+    count_parameters,
+    flops_per_token,
+    sketch,
+)
+from synthesizer_attention.models.heads import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
 )
-from synthesizer.training.attention_maps import alphas_of, histogram, inspect, look_at, sharpness
-from synthesizer.training.build import initialize_by_name
-from synthesizer.training.evaluate import beam_search, evaluate, source_gap, until_end
+from synthesizer_attention.training.attention_maps import (
+    alphas_of,
+    histogram,
+    inspect,
+    look_at,
+    sharpness,
+)
+from synthesizer_attention.training.build import initialize_by_name
+from synthesizer_attention.training.evaluate import beam_search, evaluate, source_gap, until_end
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from synthesizer.models import MODELS, SynthesizerConfig
+from synthesizer_attention.models import MODELS, SynthesizerConfig
 
 MAX_LEN = 20
 EVERY = (

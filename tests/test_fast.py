@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from synthesizer.attention import fast, masks
-from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.attention.masks import COUNTED
-from synthesizer.errors import UserError
+from synthesizer_attention.attention import fast, masks
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.masks import COUNTED
+from synthesizer_attention.errors import UserError
 from test_contract import small_blocks
 from variants import EVERY, GROUPS, TABLES, redrawn, tokens
 

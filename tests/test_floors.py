@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from corpus import SMALL, pairs, small, write_tsv
-from synthesizer.data.batch import Ragged
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.metrics import token_bigram_perplexity
-from synthesizer.report.reliability import WITHOUT_A_NETWORK
-from synthesizer.tasks import build_task
-from synthesizer.tasks.bag_of_words import BagOfWords
-from synthesizer.tasks.dialogue import _commonest_reply
-from synthesizer.tasks.summarization import first_sentences
+from synthesizer_attention.data.batch import Ragged
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.metrics import token_bigram_perplexity
+from synthesizer_attention.report.reliability import WITHOUT_A_NETWORK
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.tasks.bag_of_words import BagOfWords
+from synthesizer_attention.tasks.dialogue import _commonest_reply
+from synthesizer_attention.tasks.summarization import first_sentences
 from tiny import write_text
 
 

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from synthesizer.data.corpora.dictionary import dictionary_baseline
-from synthesizer.data.corpora.grammar_ende import sentences, vocabulary
-from synthesizer.data.corpora.grammar_ende.inflection import (
+from synthesizer_attention.data.corpora.dictionary import dictionary_baseline
+from synthesizer_attention.data.corpora.grammar_ende import sentences, vocabulary
+from synthesizer_attention.data.corpora.grammar_ende.inflection import (
     adjective,
     contracted,
     determiner,
     number_word,
 )
-from synthesizer.data.corpora.grammar_ende.vocabulary import Noun
+from synthesizer_attention.data.corpora.grammar_ende.vocabulary import Noun
 
 NOUNS = {
     noun.nominative: noun

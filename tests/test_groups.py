@@ -3,8 +3,13 @@
 import pytest
 import torch
 
-from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
-from synthesizer.attention.registry import build_synthesis, spec_of
+from synthesizer_attention import (
+    SynthesizerConfig,
+    SynthesizerForCausalLM,
+    SyntheticAttention,
+    ValueCache,
+)
+from synthesizer_attention.attention.registry import build_synthesis, spec_of
 from variants import GROUPS, SIZE, redrawn, tokens
 
 groups = pytest.mark.parametrize("spec", GROUPS)
@@ -12,7 +17,7 @@ D, H, N = SIZE.d_model, SIZE.num_heads, SIZE.max_len
 
 
 def test_rotary_positions_turn_the_dot_products_of_a_group():
-    from synthesizer.sizes import RotaryOptions
+    from synthesizer_attention.sizes import RotaryOptions
 
     spec, x = "random@2|random+dot@1", tokens(2, 70, D)
     plain = attention(spec, causal=True, rotary=RotaryOptions(), path="plain")

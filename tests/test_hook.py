@@ -7,9 +7,9 @@ from tiny import environment
 
 HIDDEN = """
 import sys
-sys.modules["synthesizer.kernels"] = None
+sys.modules["synthesizer_attention.kernels"] = None
 import pytest
-from synthesizer.attention import hook
+from synthesizer_attention.attention import hook
 
 code = pytest.main(["-n0", "-p", "no:cacheprovider", *sys.argv[1:]])
 assert type(hook.kernels()) is hook.Kernels

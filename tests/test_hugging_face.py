@@ -21,7 +21,7 @@ from transformers import (
     pipeline,
 )
 
-from synthesizer import (
+from synthesizer_attention import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer"
+PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer_attention"
 ROOT = {"errors", "manifest", "sizes", "spec", "untrusted"}  # what every folder may import
 LAZY = {"audit.converted"}  # the hook for converted folders, read when one is opened
 MAY_IMPORT = {
@@ -71,8 +71,8 @@ def imported(path, *, at_start=False):
 
 def _module(dotted, parent):
     """`from a import b` imports a.b where that is a module of ours, else a."""
-    inside = dotted.removeprefix("synthesizer.")
-    return dotted if dotted.startswith("synthesizer.") and _exists(inside) else parent
+    inside = dotted.removeprefix("synthesizer_attention.")
+    return dotted if dotted.startswith("synthesizer_attention.") and _exists(inside) else parent
 
 
 def _exists(name):
@@ -81,9 +81,13 @@ def _exists(name):
 
 
 def ours(path, **how):
-    """The modules of this package that a file imports, without 'synthesizer.'."""
+    """The modules of this package that a file imports, without 'synthesizer_attention.'."""
     modules = imported(path, **how)
-    return {m.removeprefix("synthesizer.") for m in modules if m.startswith("synthesizer.")}
+    return {
+        m.removeprefix("synthesizer_attention.")
+        for m in modules
+        if m.startswith("synthesizer_attention.")
+    }
 
 
 def test_every_file_has_its_place():
@@ -102,7 +106,9 @@ def test_a_folder_imports_only_what_the_table_allows(folder):
         for module in ours(path):
             assert not module.endswith(".command")
             within = {".".join(module.split(".")[:n]) for n in range(1, module.count(".") + 2)}
-            assert within & allowed, f"{path.relative_to(PACKAGE)} imports synthesizer.{module}"
+            assert within & allowed, (
+                f"{path.relative_to(PACKAGE)} imports synthesizer_attention.{module}"
+            )
 
 
 def test_models_know_of_surgery_by_one_lazy_hook():
@@ -129,7 +135,7 @@ def test_no_init_holds_logic():
     ids=lambda p: p.stem,
 )  # fmt: skip
 def test_the_core_imports_torch_alone(path):
-    foreign = {m.partition(".")[0] for m in imported(path)} - STANDARD - {"synthesizer"}
+    foreign = {m.partition(".")[0] for m in imported(path)} - STANDARD - {"synthesizer_attention"}
     assert foreign <= {"torch"}
 
 
@@ -164,8 +170,8 @@ def run(script):
 
 def test_the_layer_costs_a_torch_import_and_nothing_more():
     printed = run(
-        "import sys; import synthesizer; assert 'torch' not in sys.modules;"
-        "from synthesizer import SyntheticAttention, build_mixer, build_synthesis, Size;"
+        "import sys; import synthesizer_attention; assert 'torch' not in sys.modules;"
+        "from synthesizer_attention import SyntheticAttention, build_mixer, build_synthesis, Size;"
         "heavy = {'transformers', 'accelerate', 'datasets', 'tokenizers', 'pydantic', 'rich'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -175,9 +181,9 @@ def test_the_layer_costs_a_torch_import_and_nothing_more():
 def test_a_missing_extra_is_named():
     printed = run(
         "import sys; sys.modules['transformers'] = None\n"
-        "import synthesizer\n"
-        "try: synthesizer.SynthesizerConfig\n"
-        "except synthesizer.UserError as error: print(error)"
+        "import synthesizer_attention\n"
+        "try: synthesizer_attention.SynthesizerConfig\n"
+        "except synthesizer_attention.UserError as error: print(error)"
     )
     assert printed == (
         "SynthesizerConfig needs transformers, which is not installed; "
@@ -195,7 +201,7 @@ class Bare(PathFinder):
         return None if hidden else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[-1] = Bare
-from synthesizer.cli import app, main
+from synthesizer_attention.cli import app, main
 
 words = {words!r}
 for command in app.registered_commands:
@@ -238,9 +244,9 @@ def test_every_verb_says_what_a_bare_install_lacks(hidden, tmp_path):
 
 
 def test_what_is_public_is_found():
-    import synthesizer
+    import synthesizer_attention
 
-    for name in synthesizer.__all__:
-        assert getattr(synthesizer, name) is not None
+    for name in synthesizer_attention.__all__:
+        assert getattr(synthesizer_attention, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Missing'"):
-        _ = synthesizer.Missing
+        _ = synthesizer_attention.Missing

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import list_settings, load_recipe
-from synthesizer.study.asked import Asked
-from synthesizer.study.guess import infer_recipe, is_data
-from synthesizer.study.plan import draw_up
-from synthesizer.tasks import build_task
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import list_settings, load_recipe
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.guess import infer_recipe, is_data
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.tasks import build_task
 from tiny import WORDS, environment
 
 
@@ -296,13 +296,13 @@ sys.addaudithook(
     lambda event, args: event == "open" and args[0] == {str(path)!r} and opened.append(args)
 )
 from pathlib import Path
-from synthesizer.study import compare
-from synthesizer.study.asked import Asked
-from synthesizer.study.plan import draw_up
+from synthesizer_attention.study import compare
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.plan import draw_up
 plan = draw_up(Asked({str(path)!r}, out=Path({str(tmp_path / "out")!r})))
 assert len(opened) == 1, opened
 assert not {{"matplotlib", "torch", "transformers"}} & set(sys.modules)
-from synthesizer.tasks import build_task
+from synthesizer_attention.tasks import build_task
 task = build_task(plan.recipe(plan.rows[0], 1))
 assert len(opened) == 2, opened
 assert task.report["columns"] == {{"text": "review", "label": "sentiment"}}

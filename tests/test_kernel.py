@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention import fast, hook, masks
-from synthesizer.attention import terms as terms_file
-from synthesizer.attention.layer import Inputs, SyntheticAttention
-from synthesizer.attention.terms import Places, Terms
-from synthesizer.errors import UserError
-from synthesizer.kernels import attend
-from synthesizer.kernels import cpu as kernel
+from synthesizer_attention.attention import fast, hook, masks
+from synthesizer_attention.attention import terms as terms_file
+from synthesizer_attention.attention.layer import Inputs, SyntheticAttention
+from synthesizer_attention.attention.terms import Places, Terms
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.kernels import attend
+from synthesizer_attention.kernels import cpu as kernel
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from tiny import environment
 from variants import TABLES, redrawn, tokens
@@ -233,7 +233,7 @@ def test_the_kernel_is_used_for_float32_alone(built):
 def test_the_command_compiles_it_and_says_where(tmp_path, monkeypatch):
     monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setenv("SYNTHESIZER_CACHE", str(tmp_path / "cache"))
-    words = [sys.executable, "-P", "-m", "synthesizer.kernels.cpu"]
+    words = [sys.executable, "-P", "-m", "synthesizer_attention.kernels.cpu"]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)
     path = Path(done.stdout.strip())
     assert path.parent == tmp_path / "cache"
@@ -259,7 +259,7 @@ def test_the_first_process_has_it_compiled_for_the_next_and_says_so(unbuilt, tmp
     layer, x = attention("random+dot", 23), tokens(2, 23, D).float()
     for _ in range(2):
         layer(x).sum().backward()
-    assert [words[1:] for words in unbuilt] == [["-P", "-m", "synthesizer.kernels.cpu"]]
+    assert [words[1:] for words in unbuilt] == [["-P", "-m", "synthesizer_attention.kernels.cpu"]]
     path = tmp_path / "kernel.so"
     told = f"a faster kernel {path} is compiled in the background, for the next process"
     assert caplog.messages == [f"{told}; SYNTHESIZER_KERNEL=0 says no"]

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from synthesizer.experiment.recipe import dump
-from synthesizer.experiment.run import Run
-from synthesizer.training.loop import fit
+from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.training.loop import fit
 from test_training import assert_same_outcome
 from tiny import language_model
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from corpus import pairs, small, write_tsv
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.experiment.run import Run
-from synthesizer.report import ladder
-from synthesizer.report.blocks import Section
-from synthesizer.report.ladder import sentence
-from synthesizer.report.load import Record, Row, Study
-from synthesizer.report.page import page as page_of
-from synthesizer.report.write import write_report
-from synthesizer.study.asked import Asked
-from synthesizer.study.compare import conduct, list_commands
-from synthesizer.study.ladder import (
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.report import ladder
+from synthesizer_attention.report.blocks import Section
+from synthesizer_attention.report.ladder import sentence
+from synthesizer_attention.report.load import Record, Row, Study
+from synthesizer_attention.report.page import page as page_of
+from synthesizer_attention.report.write import write_report
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.compare import conduct, list_commands
+from synthesizer_attention.study.ladder import (
     GROWS,
     LEVEL,
     SHRINKS,
@@ -31,9 +31,9 @@ from synthesizer.study.ladder import (
     find_lawless,
     fit_ladder,
 )
-from synthesizer.study.plan import draw_up
-from synthesizer.study.rows import make_rungs
-from synthesizer.tasks import build_task
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import make_rungs
+from synthesizer_attention.tasks import build_task
 from test_study import Here
 from tiny import language_model
 
@@ -373,6 +373,8 @@ def test_the_opponent_of_a_ladder_may_have_positions_of_its_own(asked):
 
 
 def test_the_listed_commands_of_a_ladder_are_its_runs(asked, monkeypatch):
-    monkeypatch.setattr("synthesizer.study.compare.open_pool", lambda *_, **__: nullcontext(Here()))
+    monkeypatch.setattr(
+        "synthesizer_attention.study.compare.open_pool", lambda *_, **__: nullcontext(Here())
+    )
     asked.out.mkdir()
     assert len(list_commands(asked, print)) == 6

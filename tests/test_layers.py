@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from synthesizer.attention.layer import Inputs
-from synthesizer.models.layers import (
+from synthesizer_attention.attention.layer import Inputs
+from synthesizer_attention.models.layers import (
     Context,
     Layer,
     Positions,

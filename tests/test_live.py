@@ -5,9 +5,9 @@ import json
 
 from rich.console import Console
 
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.experiment.run import Run
-from synthesizer.study.live import LiveTable, RowStatus, RunLog, StatusLines
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.study.live import LiveTable, RowStatus, RunLog, StatusLines
 
 
 def rows():

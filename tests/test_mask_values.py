@@ -6,7 +6,7 @@ from torch import nn
 
 from pretrained import build as build_pretrained
 from pretrained import inputs
-from synthesizer import (
+from synthesizer_attention import (
     Size,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
@@ -14,8 +14,8 @@ from synthesizer import (
     UserError,
     replace_attention,
 )
-from synthesizer.attention.layer import CrossAttention
-from synthesizer.attention.mixers import build_mixer
+from synthesizer_attention.attention.layer import CrossAttention
+from synthesizer_attention.attention.mixers import build_mixer
 from test_models import build, ids
 from test_replace import D, H, drawn
 from variants import tokens

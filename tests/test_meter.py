@@ -1,6 +1,6 @@
 import torch
 
-from synthesizer.training.meter import clock_name, now, peak_memory
+from synthesizer_attention.training.meter import clock_name, now, peak_memory
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from synthesizer import metrics
-from synthesizer.errors import UserError
+from synthesizer_attention import metrics
+from synthesizer_attention.errors import UserError
 
 HYPOTHESES = ["the cat sat on the mat.", "a dog barks!", "", "Größe zählt", "yes: a b c d. no."]
 REFERENCES = ["the cat is on a mat.", "dogs bark.", "quiet", "Größe zählt nicht", "a b c d. So?"]
@@ -132,7 +132,7 @@ def test_an_unknown_metric_lists_the_known_ones():
 
 
 def test_importing_metrics_imports_no_heavy_library():
-    code = "import sys, synthesizer.metrics; print(*sys.modules)"
+    code = "import sys, synthesizer_attention.metrics; print(*sys.modules)"
     path = f"import sys; sys.path[:0] = {sys.path!r}; "
     run = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True)
     heavy = {"torch", "nltk", "sacrebleu", "rouge_score", "scipy", "sklearn", "transformers"}

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from synthesizer import metrics
-from synthesizer.errors import UserError
-from synthesizer.metrics.glue import normalize_answer
+from synthesizer_attention import metrics
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics.glue import normalize_answer
 
 few = settings(max_examples=100, deadline=None, derandomize=True)
 

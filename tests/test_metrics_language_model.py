@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 from scipy.optimize import minimize
 
-from synthesizer import metrics
-from synthesizer.errors import UserError
-from synthesizer.metrics.language_model import interpolation_weights
+from synthesizer_attention import metrics
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics.language_model import interpolation_weights
 
 
 def chain(length, seed):

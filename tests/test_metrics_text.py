@@ -15,12 +15,12 @@ from pycocoevalcap.cider.cider import Cider
 from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from synthesizer import metrics
-from synthesizer.errors import UserError
-from synthesizer.metrics.bleu import bleu_from_statistics, chrf_from_statistics
-from synthesizer.metrics.meteor import FUNCTION_WORDS
-from synthesizer.metrics.rouge import split_sentences
-from synthesizer.metrics.tokens import words
+from synthesizer_attention import metrics
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics.bleu import bleu_from_statistics, chrf_from_statistics
+from synthesizer_attention.metrics.meteor import FUNCTION_WORDS
+from synthesizer_attention.metrics.rouge import split_sentences
+from synthesizer_attention.metrics.tokens import words
 
 VOCABULARY = [
     "the",

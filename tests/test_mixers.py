@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from synthesizer import (
+from synthesizer_attention import (
     SynthesizerCache,
     SynthesizerConfig,
     SynthesizerForCausalLM,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from synthesizer import (
+from synthesizer_attention import (
     SynthesizerCache,
     SynthesizerConfig,
     SynthesizerForCausalLM,
@@ -13,7 +13,7 @@ from synthesizer import (
     SynthesizerModel,
     UserError,
 )
-from synthesizer.attention.synthesis import DotProduct
+from synthesizer_attention.attention.synthesis import DotProduct
 from variants import EVERY, redrawn
 
 EVERY_LAYER = [*EVERY, "none", "random,dot", "none,random+dot"]

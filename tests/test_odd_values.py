@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.layer import CrossAttention, SyntheticAttention
-from synthesizer.attention.mixers import build_mixer
-from synthesizer.attention.synthesis import Size
-from synthesizer.kernels.hooked import Compiled
+from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
+from synthesizer_attention.attention.mixers import build_mixer
+from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.kernels.hooked import Compiled
 from test_fast import mask_of, results
 from test_kernel import built, library, needs_compiler
 from variants import EVERY, redrawn, tokens

@@ -4,11 +4,11 @@ from copy import deepcopy
 import pytest
 import torch
 
-from synthesizer.experiment.recipe_keys import Train
-from synthesizer.models.config import SynthesizerConfig
-from synthesizer.models.heads import SynthesizerForCausalLM
-from synthesizer.training.adafactor import Adafactor
-from synthesizer.training.optim import build_optimizer, learning_rate, set_rate
+from synthesizer_attention.experiment.recipe_keys import Train
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import SynthesizerForCausalLM
+from synthesizer_attention.training.adafactor import Adafactor
+from synthesizer_attention.training.optim import build_optimizer, learning_rate, set_rate
 
 
 def tiny_model(synthesis, **settings):

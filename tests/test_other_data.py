@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from synthesizer.cli import main
-from synthesizer.data.corpora.corpus_list import CORPORA
-from synthesizer.data.files import File
-from synthesizer.data.sources import Mixture, open_source
-from synthesizer.errors import UserError
-from synthesizer.experiment.interruption import Interrupted
-from synthesizer.experiment.recipe import change, dump, load_recipe
-from synthesizer.experiment.recipe_keys import Data
-from synthesizer.experiment.run import Run
-from synthesizer.manifest import MANIFEST
-from synthesizer.report.load import read_studies
-from synthesizer.report.summary import summarize
-from synthesizer.study.plan import draw_up
-from synthesizer.tasks import build_task
-from synthesizer.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from synthesizer.training.loop import fit
+from synthesizer_attention.cli import main
+from synthesizer_attention.data.corpora.corpus_list import CORPORA
+from synthesizer_attention.data.files import File
+from synthesizer_attention.data.sources import Mixture, open_source
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.interruption import Interrupted
+from synthesizer_attention.experiment.recipe import change, dump, load_recipe
+from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.manifest import MANIFEST
+from synthesizer_attention.report.load import read_studies
+from synthesizer_attention.report.summary import summarize
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from synthesizer_attention.training.loop import fit
 from test_study import conducted, study_of
 from test_training import Told, assert_same_outcome
 from tiny import SIZE, WORDS, language_model
@@ -204,7 +204,7 @@ def test_a_study_of_an_older_version_goes_on(built_in, monkeypatch):
 
 
 def study_version():
-    from synthesizer import __version__
+    from synthesizer_attention import __version__
 
     return __version__
 

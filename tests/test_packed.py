@@ -4,9 +4,14 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening
 
-from synthesizer.errors import UserError
-from synthesizer.models import MODELS, SynthesizerConfig, SynthesizerForCausalLM, SynthesizerModel
-from synthesizer.models.packed import find_packing
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.models import (
+    MODELS,
+    SynthesizerConfig,
+    SynthesizerForCausalLM,
+    SynthesizerModel,
+)
+from synthesizer_attention.models.packed import find_packing
 
 LENGTHS = [3, 5, 1, 4]
 SPECS = ["dot", "random", "dense", "random+dot", "factorized_random", "none", "lightconv:kernel=3"]

@@ -3,13 +3,13 @@
 import tomllib
 from importlib import resources
 
-from synthesizer.experiment.published import paper
-from synthesizer.experiment.recipe import load_recipe, recipe_names
-from synthesizer.metrics import GLUE
-from synthesizer.report.metric_tables import COLUMNS
-from synthesizer.report.published import paper_tables
-from synthesizer.spec import normalize_spec
-from synthesizer.study.rows import make_row, size_control
+from synthesizer_attention.experiment.published import paper
+from synthesizer_attention.experiment.recipe import load_recipe, recipe_names
+from synthesizer_attention.metrics import GLUE
+from synthesizer_attention.report.metric_tables import COLUMNS
+from synthesizer_attention.report.published import paper_tables
+from synthesizer_attention.spec import normalize_spec
+from synthesizer_attention.study.rows import make_row, size_control
 
 
 def test_published_numbers_are_printed_as_published():
@@ -49,7 +49,7 @@ def test_the_mixture_has_the_papers_columns_in_its_order():
 
 
 def test_every_paper_key_and_every_column_is_known():
-    stored = tomllib.loads((resources.files("synthesizer") / "paper.toml").read_text())
+    stored = tomllib.loads((resources.files("synthesizer_attention") / "paper.toml").read_text())
     keys = {load_recipe(name).paper for name in recipe_names()} - {None}
     assert keys <= set(stored["recipes"])
     for choices in stored["recipes"].values():

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from synthesizer.attention import masks
-from synthesizer.attention.layer import Inputs, SyntheticAttention
-from synthesizer.attention.synthesis import DotProduct, Mixture
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.models import (
+from synthesizer_attention.attention import masks
+from synthesizer_attention.attention.layer import Inputs, SyntheticAttention
+from synthesizer_attention.attention.synthesis import DotProduct, Mixture
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.models import (
     SynthesizerConfig,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
 )
-from synthesizer.models.layers import Context, Shape, Stack, sinusoids
-from synthesizer.sizes import RotaryOptions, parse_positions
+from synthesizer_attention.models.layers import Context, Shape, Stack, sinusoids
+from synthesizer_attention.sizes import RotaryOptions, parse_positions
 from test_contract import small_blocks
 from variants import EVERY, redrawn, tokens
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pretrained import build
-from synthesizer.cli import main
-from synthesizer.spec import variants
-from synthesizer.study import compare as study
-from synthesizer.study.plan import draw_up
+from synthesizer_attention.cli import main
+from synthesizer_attention.spec import variants
+from synthesizer_attention.study import compare as study
+from synthesizer_attention.study.plan import draw_up
 from test_audit import sentences, tokenizer
 from test_inference import pairs, reviews
 from tiny import environment, write_text
@@ -78,7 +78,7 @@ DATA = {  # in place of thousands of texts, or of a download
     "grammar-ende": "pairs.tsv",
     "mt-multi30k-ende": "pairs.jsonl",
 }
-OURS = "(echo .* [|] )?(python -m )?synthesizer "
+OURS = "(echo .* [|] )?(python -m synthesizer_attention|synthesizer) "
 MANNER = {  # what makes each verb short
     "train": [word for key in SMALL.split() for word in ("--set", key)],
     "bench": ["--explain", "--small"],
@@ -122,7 +122,7 @@ def test_every_synthesizer_line_runs(tmp_path, forks, monkeypatch, capsys):
     lines.insert(0, "synthesizer train python-docs --synthesis dot")  # which a line audits
     for line in lines:
         said, _, command = line.rpartition(" | ")
-        words = reduced(command.removeprefix("python -m "))
+        words = reduced(command.replace("python -m synthesizer_attention", "synthesizer"))
         if words[0] == "compare":
             assert main(words) == 0, (line, capsys.readouterr().err)
             assert "dot" in capsys.readouterr().out
@@ -147,7 +147,7 @@ def test_every_other_line_names_what_there_is():
             assert words[2:] == ["torch"] or [w for w in words[2:] if w.startswith(".")], line
             assert all((HOME / name).exists() for name in words if name.endswith(".txt"))
         elif words[0] == "torchrun":
-            assert re.match(OURS, line.partition(" -m ")[2])
+            assert re.match(OURS, f"python -m {line.partition(' -m ')[2]}")
         else:
             assert line == "python -m pytest" or re.match(OURS, line)
 
@@ -162,7 +162,7 @@ def test_every_relative_link_and_every_file_that_a_page_names_is_there(name):
         for link in links
         if not re.match(r"[a-z]+:", link) and not (page.parent / link).exists()
     ]
-    bases = (HOME, HOME / "src" / "synthesizer", HOME / "docs", HOME / "tests")
+    bases = (HOME, HOME / "src" / "synthesizer_attention", HOME / "docs", HOME / "tests")
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|c))`", text)
     # The log and the changelog also tell of files that are no more.
     if name not in ("docs/log.md", "CHANGELOG.md"):
@@ -171,7 +171,7 @@ def test_every_relative_link_and_every_file_that_a_page_names_is_there(name):
 
 
 def test_the_tree_names_every_folder():
-    package = HOME / "src" / "synthesizer"
+    package = HOME / "src" / "synthesizer_attention"
     tree = README.partition("## Where things are")[2]
     for folder in (path.parent for path in package.glob("*/__init__.py")):
         assert f"\n  {folder.name}/ " in tree

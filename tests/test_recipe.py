@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import (
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import (
     differences,
     dump,
     load_recipe,
     parse_recipe,
     recipe_names,
 )
-from synthesizer.experiment.recipe_keys import TASKS, Model
-from synthesizer.sizes import DEFAULTS, PRESETS
+from synthesizer_attention.experiment.recipe_keys import TASKS, Model
+from synthesizer_attention.sizes import DEFAULTS, PRESETS
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())
 
@@ -33,7 +33,7 @@ def test_a_resolved_recipe_reads_back_equal(name):
 @every_recipe
 def test_only_paper_scale_values_go_unmarked(name):
     """A recipe that names a paper table marks what is not the paper's."""
-    text = (resources.files("synthesizer") / "recipes" / f"{name}.toml").read_text()
+    text = (resources.files("synthesizer_attention") / "recipes" / f"{name}.toml").read_text()
     if "paper =" in text:
         assert "ours" in text
 
@@ -141,7 +141,7 @@ def test_an_unknown_task_is_refused_with_the_list():
 
 def test_every_task_is_the_file_of_its_name():
     for name, info in TASKS.items():
-        assert import_module(f"synthesizer.tasks.{name}").build, info
+        assert import_module(f"synthesizer_attention.tasks.{name}").build, info
 
 
 def test_a_recipe_starts_from_the_laptop_preset():
@@ -165,7 +165,9 @@ def test_a_recipe_starts_from_the_laptop_preset():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_built_in_recipe_has_what_it_spells_and_the_defaults_else(name):
-    spelled = tomllib.loads((resources.files("synthesizer") / f"recipes/{name}.toml").read_text())
+    spelled = tomllib.loads(
+        (resources.files("synthesizer_attention") / f"recipes/{name}.toml").read_text()
+    )
     model = Model().model_dump() | spelled.get("model", {})
     model["kind"] = TASKS[spelled["task"]].kind
     model["num_decoder_layers"] = model["num_decoder_layers"] or model["num_layers"]
@@ -175,7 +177,8 @@ def test_a_built_in_recipe_has_what_it_spells_and_the_defaults_else(name):
 
 
 def test_recipes_are_read_without_torch():
-    code = "import sys, synthesizer.experiment.recipe_list as catalog; catalog.summarize_recipes();"
+    code = "import sys; from synthesizer_attention.experiment.recipe_list import *;"
+    code += "summarize_recipes();"
     code += "print('torch' in sys.modules)"
     source = Path(__file__).parents[1] / "src"
     run = subprocess.run(

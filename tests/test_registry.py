@@ -8,23 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer import Size, Synthesis, SyntheticAttention, build_synthesis, register_synthesis
-from synthesizer import spec as registry
-from synthesizer.attention import fast
-from synthesizer.attention.registry import SYNTHESES, spec_of
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.experiment.recipe_keys import Train
-from synthesizer.models import SynthesizerConfig, SynthesizerForCausalLM
-from synthesizer.training.build import rough_config
-from synthesizer.training.optim import build_optimizer
+from synthesizer_attention import (
+    Size,
+    Synthesis,
+    SyntheticAttention,
+    build_synthesis,
+    register_synthesis,
+)
+from synthesizer_attention import spec as registry
+from synthesizer_attention.attention import fast
+from synthesizer_attention.attention.registry import SYNTHESES, spec_of
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.experiment.recipe_keys import Train
+from synthesizer_attention.models import SynthesizerConfig, SynthesizerForCausalLM
+from synthesizer_attention.training.build import rough_config
+from synthesizer_attention.training.optim import build_optimizer
 from tiny import environment, language_model, write_text
 from variants import redrawn, tokens
 
 SOURCE = '''
 import torch
-from synthesizer import Size, Synthesis, register_synthesis
+from synthesizer_attention import Size, Synthesis, register_synthesis
 
 
 @register_synthesis("decay", parameters="H", paper="mine")
@@ -54,7 +60,7 @@ class Decay(Synthesis):
 LOAD = """
 import sys
 from pathlib import Path
-from synthesizer import SynthesizerForCausalLM, UserError, import_modules
+from synthesizer_attention import SynthesizerForCausalLM, UserError, import_modules
 try:
     SynthesizerForCausalLM.from_pretrained(sys.argv[1])
 except UserError as error:
@@ -126,7 +132,7 @@ def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path
     assert config["imports"] == ["decay_function"]
     assert load(out / "model", path) == [
         "synthesis 'decay' is not registered here; it was defined in decay_function: import that "
-        "first (synthesizer.import_modules, or --import on the command line)",
+        "first (synthesizer_attention.import_modules, or --import on the command line)",
         f"{spec} 2",
     ]
     listed = command("list", "--import", "decay_function.py")
@@ -244,7 +250,11 @@ def test_what_a_function_lacks_is_named(forget, monkeypatch):
         ("R", Nameless, "synthesis name 'R'; use lower case letters, digits and _"),
         ("vanilla", Nameless, "synthesis 'vanilla' is already registered; choose another name"),
         ("mine", torch.nn.Linear, "Linear, to be registered as 'mine', must be a class derived"),
-        ("mine", type("Empty", (Synthesis,), {}), "synthesizer.Synthesis that defines forward()"),
+        (
+            "mine",
+            type("Empty", (Synthesis,), {}),
+            "synthesizer_attention.Synthesis that defines forward()",
+        ),
     ],
 )
 def test_a_bad_registration_says_why(forget, name, cls, text):
@@ -269,7 +279,7 @@ BROKEN = {
     "def f():\n    return 1 / 0\n\n\nf()\n": "line 2 of mine.py with ZeroDivisionError: division",
     "x = 1\ndef f(:\n": "line 2 of mine.py with SyntaxError: invalid syntax",
     "import sys\n\nsys.exit(0)\n": "line 3 of mine.py with sys.exit(0)",
-    "import synthesizer as s\ns.register_synthesis('R')(s.Synthesis)\n": "line 2 of mine.py: Syn",
+    "from synthesizer_attention import *\nregister_synthesis('R')(Synthesis)\n": "line 2 of mine.py",
 }
 VERBS = [
     "train tiny.toml --out out",

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from synthesizer import SynthesizerConfig, SynthesizerForCausalLM, SyntheticAttention, ValueCache
-from synthesizer.attention import fast
-from synthesizer.attention.registry import build_synthesis, spec_of
-from synthesizer.attention.relative import numbers_by_distance
-from synthesizer.attention.terms import add_diagonals, lay_out
-from synthesizer.errors import UserError
-from synthesizer.models import SynthesizerForConditionalGeneration, SynthesizerModel
+from synthesizer_attention import (
+    SynthesizerConfig,
+    SynthesizerForCausalLM,
+    SyntheticAttention,
+    ValueCache,
+)
+from synthesizer_attention.attention import fast
+from synthesizer_attention.attention.registry import build_synthesis, spec_of
+from synthesizer_attention.attention.relative import numbers_by_distance
+from synthesizer_attention.attention.terms import add_diagonals, lay_out
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.models import SynthesizerForConditionalGeneration, SynthesizerModel
 from test_fast import results
 from variants import SIZE, redrawn, tokens
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from synthesizer import replace_attention
-from synthesizer.errors import UserError
+from synthesizer_attention import replace_attention
+from synthesizer_attention.errors import UserError
 
 D, H = 12, 3
 

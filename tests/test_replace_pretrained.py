@@ -14,10 +14,10 @@ from pretrained import (
     inputs,
     real_logits,
 )
-from synthesizer import replace_attention
-from synthesizer.audit.convert import build_converted
-from synthesizer.audit.tables import HeadTables
-from synthesizer.errors import UserError
+from synthesizer_attention import replace_attention
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.errors import UserError
 
 
 @pytest.mark.parametrize(

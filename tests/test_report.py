@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 import browser
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.metrics import METRICS, Metric, score
-from synthesizer.report import metric_tables, plots
-from synthesizer.report.blocks import Section, Text
-from synthesizer.report.page import page
-from synthesizer.report.plots import lower_edge, pareto, quality_and_speed
-from synthesizer.report.sections import notes
-from synthesizer.report.style import _spread
-from synthesizer.report.tables import _bytes, cells
-from synthesizer.report.write import summarize_all, write_report
-from synthesizer.study import stats
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.metrics import METRICS, Metric, score
+from synthesizer_attention.report import metric_tables, plots
+from synthesizer_attention.report.blocks import Section, Text
+from synthesizer_attention.report.page import page
+from synthesizer_attention.report.plots import lower_edge, pareto, quality_and_speed
+from synthesizer_attention.report.sections import notes
+from synthesizer_attention.report.style import _spread
+from synthesizer_attention.report.tables import _bytes, cells
+from synthesizer_attention.report.write import summarize_all, write_report
+from synthesizer_attention.study import stats
 
 EDGES = np.linspace(-6.0, 0.0, 49)
 
@@ -321,7 +321,7 @@ def test_plots_have_room_for_the_best_rows_and_the_table_for_all(tmp_path):
 
 
 def test_many_studies_have_plots_of_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.report.write.MOST_DRAWN", 2)
+    monkeypatch.setattr("synthesizer_attention.report.write.MOST_DRAWN", 2)
     for number in range(3):
         make_run(tmp_path / str(number), "dot", 1, 0.5, sets=[f"train.lr={number + 1}"])
     html = write_report([tmp_path]).read_text()
@@ -454,7 +454,7 @@ def test_the_verb_writes_the_same_files_and_says_the_answer(study, tmp_path, cap
 def test_a_report_needs_no_torch(tmp_path):
     make_run(tmp_path / "a", "dot", 1, 0.9)
     script = (
-        "import sys; from synthesizer.report.write import write_report\n"
+        "import sys; from synthesizer_attention.report.write import write_report\n"
         f"write_report([{str(tmp_path)!r}])\n"
         "print(sorted({'torch', 'transformers', 'matplotlib.pyplot'} & set(sys.modules)))"
     )

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.report.search import search_table, trial_table
-from synthesizer.report.sections import notes
-from synthesizer.report.style import LONGEST, shortened
-from synthesizer.report.write import summarize_all, write_report
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.report.search import search_table, trial_table
+from synthesizer_attention.report.sections import notes
+from synthesizer_attention.report.style import LONGEST, shortened
+from synthesizer_attention.report.write import summarize_all, write_report
 from test_report import make_run
 
 RELATIVE = "sinusoidal+relative"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from synthesizer.experiment.published import published_parameters
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.models.cost import count_parameters, sketch
-from synthesizer.spec import normalize_spec
-from synthesizer.study.rows import parse_vary
-from synthesizer.training.build import rough_config
+from synthesizer_attention.experiment.published import published_parameters
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.models.cost import count_parameters, sketch
+from synthesizer_attention.spec import normalize_spec
+from synthesizer_attention.study.rows import parse_vary
+from synthesizer_attention.training.build import rough_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
 COMMANDS = re.findall(r"^synthesizer compare .*$", PAGE, re.MULTILINE)

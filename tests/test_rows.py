@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from synthesizer.attention import hook
-from synthesizer.attention.synthesis import project_heads
+from synthesizer_attention.attention import hook
+from synthesizer_attention.attention.synthesis import project_heads
 from test_kernel import built, library, needs_compiler
 
 __all__ = ["built", "library"]  # fixtures

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer.cli import main
+from synthesizer_attention.cli import main
 
 SAVED = Path(__file__).parent / "saved"
 LAST_LOGITS = [0.39524, -0.97771, -1.15184, 1.69229, -1.2095, 2.12003, 1.30444]  # of 0.1.0
@@ -24,7 +24,7 @@ def saved(tmp_path, monkeypatch):
 def test_a_saved_model_gives_the_logits_it_gave():
     from transformers import AutoModelForCausalLM
 
-    import synthesizer.models  # noqa: F401  as every saved model card says
+    import synthesizer_attention.models  # noqa: F401  as every saved model card says
 
     model = AutoModelForCausalLM.from_pretrained(SAVED / "finished" / "model").eval()
     with torch.no_grad():

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from synthesizer.study import compare
-from synthesizer.study.asked import Asked
-from synthesizer.study.compare import conduct
-from synthesizer.study.plan import draw_up
-from synthesizer.study.search import fit_to_data
-from synthesizer.tasks import build_task
+from synthesizer_attention.study import compare
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.compare import conduct
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.search import fit_to_data
+from synthesizer_attention.tasks import build_task
 from test_study import Here
 from tiny import WORDS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import synthesizer
-from synthesizer.attention import SyntheticAttention, fast
+import synthesizer_attention
+from synthesizer_attention.attention import SyntheticAttention, fast
 from test_fast import D, H
 from test_kernel import built, library, needs_compiler
 from variants import redrawn, tokens
@@ -44,7 +44,7 @@ def test_what_it_does_not_know_goes_another_way(given, taken):
 
 def steps(layer, x):
     """The functions of this package, as (file, name), that the second call of a layer runs."""
-    root, found = str(Path(synthesizer.__file__).parent) + os.sep, set()
+    root, found = str(Path(synthesizer_attention.__file__).parent) + os.sep, set()
 
     def note(frame, event, _):
         code = frame.f_code

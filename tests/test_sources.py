@@ -4,11 +4,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from synthesizer.data.files import File, looks_like_header
-from synthesizer.data.files import read_files as read_opened_files
-from synthesizer.data.sources import data_folder, open_source
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe_keys import Data
+from synthesizer_attention.data.files import File, looks_like_header
+from synthesizer_attention.data.files import read_files as read_opened_files
+from synthesizer_attention.data.sources import data_folder, open_source
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe_keys import Data
 
 ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
 

@@ -2,11 +2,11 @@ import re
 
 import pytest
 
-from synthesizer.attention.baselines import BASELINES
-from synthesizer.attention.registry import SYNTHESES, build_synthesis, spec_of
-from synthesizer.attention.synthesis import Size
-from synthesizer.errors import UserError
-from synthesizer.spec import (
+from synthesizer_attention.attention.baselines import BASELINES
+from synthesizer_attention.attention.registry import SYNTHESES, build_synthesis, spec_of
+from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.spec import (
     Term,
     expand_layers,
     has_logits,

@@ -16,20 +16,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import synthesizer
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.experiment.run import Run
-from synthesizer.study.asked import Jobs, parse_jobs
-from synthesizer.study.budget import at_width, count, match_width
-from synthesizer.study.compare import conduct, fit_widths, list_commands, settle
-from synthesizer.study.plan import draw_up
-from synthesizer.study.tune import TRIAL_SEEDS, settings_of
-from synthesizer.study.worker import perform
-from synthesizer.study.workers import Task
-from synthesizer.tasks import build_task
-from synthesizer.training.build import build_model
-from synthesizer.training.loop import fit
+import synthesizer_attention
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.study.asked import Jobs, parse_jobs
+from synthesizer_attention.study.budget import at_width, count, match_width
+from synthesizer_attention.study.compare import conduct, fit_widths, list_commands, settle
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.tune import TRIAL_SEEDS, settings_of
+from synthesizer_attention.study.worker import perform
+from synthesizer_attention.study.workers import Task
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training.build import build_model
+from synthesizer_attention.training.loop import fit
 from tiny import language_model
 
 
@@ -303,7 +303,7 @@ def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked, 
     assert dots == ["dot", f"dot, {RELATIVE}", f"dot, {ROTARY}"]
     assert plan.opponent["label"] is None
     assert plan.asked.trials == 0
-    monkeypatch.setattr("synthesizer.study.compare.open_pool", here)
+    monkeypatch.setattr("synthesizer_attention.study.compare.open_pool", here)
     assert list_commands(replace(asked, opponent="auto", tune=None), print)
 
 
@@ -322,7 +322,7 @@ def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_furthe
             SimpleNamespace(label=row.label, word=w) for row, w in zip(rows, words, strict=True)
         ]
 
-    monkeypatch.setattr("synthesizer.study.compare.judge", judged)
+    monkeypatch.setattr("synthesizer_attention.study.compare.judge", judged)
     conducted(asked)
     study = study_of(asked)
     assert study["looks"] == {"planned": [3, 5, 8, 12], "taken": [3, 5]}
@@ -461,7 +461,7 @@ def test_data_that_cannot_be_read_leaves_no_comparison_behind(asked):
 
 def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatch):
     """One row's directory is in use; once it is free, the same command does that row alone."""
-    monkeypatch.setattr("synthesizer.experiment.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.experiment.lock.PATIENCE", 0.0)
     asked = replace(asked, syntheses=("dot", "random", "none"))
     plan = draw_up(asked)
     plan.out.mkdir()
@@ -560,8 +560,8 @@ def test_other_systems_are_rows_too_where_they_can_be(asked):
 
 def test_planning_a_study_needs_neither_torch_nor_matplotlib():
     heavy = "{'torch', 'matplotlib'} & set(sys.modules)"
-    script = f"import sys, synthesizer.study.compare; print(sorted({heavy}))"
-    home = str(Path(synthesizer.__file__).parents[1])
+    script = f"import sys, synthesizer_attention.study.compare; print(sorted({heavy}))"
+    home = str(Path(synthesizer_attention.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": home},
@@ -574,10 +574,10 @@ def test_planning_a_study_needs_neither_torch_nor_matplotlib():
 
 def start(asked, *words):
     """compare as a process of its own."""
-    command = [sys.executable, "-m", "synthesizer", "compare", asked.recipe, "--plain"]
+    command = [sys.executable, "-m", "synthesizer_attention", "compare", asked.recipe, "--plain"]
     command += ["--seeds", "1", "--jobs", "1", "--tune", "0", "--opponent", "configured"]
     rows = [word for spec in ("dot", "random") for word in ("--synthesis", spec)]
-    home = str(Path(synthesizer.__file__).parents[1])
+    home = str(Path(synthesizer_attention.__file__).parents[1])
     return subprocess.Popen(
         [*command, *rows, "--out", str(asked.out), *words],
         env={**os.environ, "PYTHONPATH": home},

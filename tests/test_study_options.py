@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus import ENGLISH, SMALL
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.experiment.run import Run
-from synthesizer.report.load import read_studies
-from synthesizer.report.opponent import opponent_of
-from synthesizer.report.sections import text_of
-from synthesizer.report.summary import summarize
-from synthesizer.report.write import write_report
-from synthesizer.study.asked import Asked
-from synthesizer.study.compare import list_commands
-from synthesizer.study.plan import draw_up
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.report.load import read_studies
+from synthesizer_attention.report.opponent import opponent_of
+from synthesizer_attention.report.sections import text_of
+from synthesizer_attention.report.summary import summarize
+from synthesizer_attention.report.write import write_report
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.compare import list_commands
+from synthesizer_attention.study.plan import draw_up
 from test_study import conducted, here, planned
 
 SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")
@@ -115,7 +115,7 @@ def test_a_pretrained_model_of_another_size_is_refused_before_anything_runs(tran
 
 
 def test_the_commands_of_a_transfer_study_pretrain_first(transfer, monkeypatch):
-    monkeypatch.setattr("synthesizer.study.compare.open_pool", here)
+    monkeypatch.setattr("synthesizer_attention.study.compare.open_pool", here)
     commands = list_commands(transfer, lambda line: None)
     assert [command.split()[2] for command in commands] == ["pretrain"] * 2 + ["tiny-en-mix"] * 2
     assert "train.start_from=" in commands[2]

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.records import Study
-from synthesizer.report.load import read_run, read_studies
-from synthesizer.report.sections import text_of
-from synthesizer.report.write import summarize_all
-from synthesizer.study.asked import Asked
-from synthesizer.study.plan import draw_up
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.records import Study
+from synthesizer_attention.report.load import read_run, read_studies
+from synthesizer_attention.report.sections import text_of
+from synthesizer_attention.report.write import summarize_all
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.plan import draw_up
 from test_report import make_run
 
 ODD = (None, [], {}, "x", 1, -1, float("inf"), True, "left out")
@@ -102,8 +102,12 @@ def test_any_wrong_value_is_one_line_with_the_file_and_the_field(home, monkeypat
     study = json.loads((home / "study.json").read_text())
     assert set(study) == set(Study.model_fields), "each field of a study is tried"
     runs = {path.parent: read_run(path.parent) for path in home.rglob("recipe.toml")}
-    monkeypatch.setattr("synthesizer.report.load.read_run", lambda path, verify: runs[path])
-    monkeypatch.setattr("synthesizer.study.stats.DRAWS", 4)  # which takes most of the time
+    monkeypatch.setattr(
+        "synthesizer_attention.report.load.read_run", lambda path, verify: runs[path]
+    )
+    monkeypatch.setattr(
+        "synthesizer_attention.study.stats.DRAWS", 4
+    )  # which takes most of the time
     refused = 0
     for at in places(study):
         for odd in ODD:

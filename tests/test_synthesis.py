@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.attention.registry import SYNTHESES, build_synthesis, spec_of
-from synthesizer.attention.synthesis import DotProduct, FixedRandom, Mixture, Random, Size
-from synthesizer.errors import UserError
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.registry import SYNTHESES, build_synthesis, spec_of
+from synthesizer_attention.attention.synthesis import DotProduct, FixedRandom, Mixture, Random, Size
+from synthesizer_attention.errors import UserError
 from variants import EVERY, SIZE, TABLES, every_synthesis, redrawn, tokens
 
 B, T, H, D, K, N = 2, 5, 3, 12, 4, 7

@@ -8,14 +8,14 @@ import shutil
 import pytest
 import torch
 
-from synthesizer.cli import main
-from synthesizer.errors import UserError
-from synthesizer.experiment.lock import locked
-from synthesizer.experiment.recipe import dump, load_recipe
-from synthesizer.experiment.run import Run, write_text
-from synthesizer.tasks import build_task
-from synthesizer.training import evaluate
-from synthesizer.training.loop import Loop, fit
+from synthesizer_attention.cli import main
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.lock import locked
+from synthesizer_attention.experiment.recipe import dump, load_recipe
+from synthesizer_attention.experiment.run import Run, write_text
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training import evaluate
+from synthesizer_attention.training.loop import Loop, fit
 from test_training import Told, assert_same_outcome
 from tiny import language_model
 
@@ -103,7 +103,7 @@ def test_an_evaluation_out_of_memory_names_its_own_key(tmp_path, monkeypatch, ra
 
 
 def test_whatever_runs_out_of_memory_is_one_line(monkeypatch, capsys):
-    from synthesizer.training import preview
+    from synthesizer_attention.training import preview
 
     monkeypatch.setattr(preview, "describe", lambda recipe: full())
     assert main(["train", "shift", "--check"]) == 2
@@ -120,7 +120,7 @@ def test_one_of_several_processes_that_nobody_launched_is_one_line(tmp_path, for
     begin = f"synthesizer: error: WORLD_SIZE={size} says that this is one of several processes, and"
     assert code == 2
     assert said.startswith(begin)
-    assert said.endswith("-m synthesizer train ..., or unset WORLD_SIZE\n")
+    assert said.endswith("-m synthesizer_attention train ..., or unset WORLD_SIZE\n")
     assert said.count("\n") == 1
 
 

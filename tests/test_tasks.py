@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
-from synthesizer import metrics
-from synthesizer.data.batch import IGNORED
-from synthesizer.data.corpora.corpus_list import CORPORA
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.tasks import Outputs, build_task, prompt
-from synthesizer.tasks.dialogue import TURN
-from synthesizer.tasks.pairs import conversations
-from synthesizer.tasks.principal_sentence import principal_sentence
+from synthesizer_attention import metrics
+from synthesizer_attention.data.batch import IGNORED
+from synthesizer_attention.data.corpora.corpus_list import CORPORA
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.tasks import Outputs, build_task, prompt
+from synthesizer_attention.tasks.dialogue import TURN
+from synthesizer_attention.tasks.pairs import conversations
+from synthesizer_attention.tasks.principal_sentence import principal_sentence
 
 SPLITS = ("train", "validation", "test")
 
@@ -133,8 +133,8 @@ def test_a_rank_without_an_example_computes_without_targets(translation):
 
 def test_the_second_build_trains_no_tokenizer_and_encodes_nothing(translation, monkeypatch):
     before = build_task(translation())
-    monkeypatch.setattr("synthesizer.tasks.pairs.train_tokenizer", None)
-    monkeypatch.setattr("synthesizer.data.prepare.Encoder", None)
+    monkeypatch.setattr("synthesizer_attention.tasks.pairs.train_tokenizer", None)
+    monkeypatch.setattr("synthesizer_attention.data.prepare.Encoder", None)
     after = build_task(translation())
     same(next(before.train_batches()), next(after.train_batches()))
     assert before.report == after.report
@@ -406,7 +406,7 @@ def test_paragraphs_of_one_article_are_one_unit(tmp_path):
 
 
 def test_a_streamed_train_split_resumes_and_goes_round(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.tasks.stream.BLOCK", 16)
+    monkeypatch.setattr("synthesizer_attention.tasks.stream.BLOCK", 16)
     paths = {
         split: write_jsonl(tmp_path / f"{split}.jsonl", [{"text": f"{a} {b}"} for a, b in rows])
         for split, rows in {
@@ -434,8 +434,8 @@ def test_a_streamed_hub_set_goes_on_from_its_own_state_without_reading_what_came
 ):
     import datasets
 
-    monkeypatch.setattr("synthesizer.tasks.stream.BLOCK", 16)
-    monkeypatch.setattr("synthesizer.tasks.stream.SAMPLE", 4)
+    monkeypatch.setattr("synthesizer_attention.tasks.stream.BLOCK", 16)
+    monkeypatch.setattr("synthesizer_attention.tasks.stream.SAMPLE", 4)
     rows = [{"text": f"{a} {b} {n}"} for n, (a, b) in enumerate(pairs(160))]
     for split, part in {"train": rows, "validation": rows[:5], "test": rows[:5]}.items():
         for shard in range(4 if split == "train" else 1):

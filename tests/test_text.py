@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from synthesizer.data.tokenizer import (
+from synthesizer_attention.data.tokenizer import (
     CLS,
     EOS,
     Template,
@@ -15,8 +15,8 @@ from synthesizer.data.tokenizer import (
     sentinel,
     train_tokenizer,
 )
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe_keys import Text
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe_keys import Text
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat"] * 20
 GERMAN = ["die Katze saß auf der Matte", "der Hund saß auf der Katze"] * 20

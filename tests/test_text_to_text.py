@@ -6,15 +6,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus import ENGLISH, SMALL
-from synthesizer.data.batch import IGNORED
-from synthesizer.data.columns import BadRow
-from synthesizer.data.files import Row
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.metrics import GLUE, SUPERGLUE, score
-from synthesizer.tasks import Outputs, build_task
-from synthesizer.tasks.glue import MEMBERS, WORDINGS, same_referent
-from synthesizer.tasks.text_to_text import judge
+from synthesizer_attention.data.batch import IGNORED
+from synthesizer_attention.data.columns import BadRow
+from synthesizer_attention.data.files import Row
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.metrics import GLUE, SUPERGLUE, score
+from synthesizer_attention.tasks import Outputs, build_task
+from synthesizer_attention.tasks.glue import MEMBERS, WORDINGS, same_referent
+from synthesizer_attention.tasks.text_to_text import judge
 
 TASKS = [
     "glue_cola",
@@ -121,7 +121,7 @@ def test_any_right_answer_of_record_is_right(folder):
 
 
 def test_averages_appear_when_all_their_tasks_do(folder):
-    from synthesizer.tasks.text_to_text import _averages
+    from synthesizer_attention.tasks.text_to_text import _averages
 
     metrics = {f"glue_{task}_{name}": 80.0 for task, names in GLUE.items() for name in names}
     assert _averages(metrics) == {"glue": pytest.approx(80)}

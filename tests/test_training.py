@@ -8,12 +8,12 @@ import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.interruption import Interrupted
-from synthesizer.experiment.progress import Quiet
-from synthesizer.experiment.run import Run
-from synthesizer.training.checkpoint import read_weights
-from synthesizer.training.loop import fit
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.interruption import Interrupted
+from synthesizer_attention.experiment.progress import Quiet
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.training.checkpoint import read_weights
+from synthesizer_attention.training.loop import fit
 from tiny import language_model
 
 
@@ -218,8 +218,8 @@ def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
     """The loss of a step is the mean over the targets of all its batches, not a mean of means."""
     from accelerate import Accelerator
 
-    from synthesizer.tasks import build_task
-    from synthesizer.training.loop import Loop
+    from synthesizer_attention.tasks import build_task
+    from synthesizer_attention.training.loop import Loop
 
     recipe = language_model(tmp_path, "train.batch_tokens=60")
     task = build_task(recipe)
@@ -278,9 +278,9 @@ def test_a_result_can_be_read_by_any_json_reader(whole):
 
 def begun(folder, synthesis, *changes):
     """A loop after six steps, and their losses."""
-    from synthesizer.tasks import build_task
-    from synthesizer.training.accelerator import open_accelerator
-    from synthesizer.training.loop import Loop
+    from synthesizer_attention.tasks import build_task
+    from synthesizer_attention.training.accelerator import open_accelerator
+    from synthesizer_attention.training.loop import Loop
 
     recipe = language_model(folder, "train.lr=1e-2", *changes, synthesis=synthesis)
     loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Quiet())

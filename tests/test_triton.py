@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from synthesizer.attention import hook
-from synthesizer.kernels import triton as gpu
-from synthesizer.kernels.triton import FusedRange, FusedTerms
+from synthesizer_attention.attention import hook
+from synthesizer_attention.kernels import triton as gpu
+from synthesizer_attention.kernels.triton import FusedRange, FusedTerms
 
 pytest.importorskip("triton", reason='triton is not installed: pip install ".[gpu]"')
 import triton.language as tl

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from search_simulation import Rule, simulate
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.study.tune import (
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.study.tune import (
     LR_RANGE,
     REPEATED,
     TABLE_RANGE,

@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 
-from synthesizer import (
+from synthesizer_attention import (
     SynthesizerConfig,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
     UserError,
 )
-from synthesizer.attention.layer import Inputs
-from synthesizer.models.layers import Context, Shape, sinusoids
-from synthesizer.models.universal import Progress, UniversalStack
+from synthesizer_attention.attention.layer import Inputs
+from synthesizer_attention.models.layers import Context, Shape, sinusoids
+from synthesizer_attention.models.universal import Progress, UniversalStack
 from variants import redrawn, tokens
 
 SPECS = ["dot", "random+dot", "factorized_dense", "dynamicconv:kernel=3", "none"]

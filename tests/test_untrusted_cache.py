@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.data import encoded_cache
-from synthesizer.data.encoded_cache import Entry, fetch
-from synthesizer.errors import UserError
-from synthesizer.kernels import cpu as kernel
-from synthesizer.untrusted import who_else_may_write
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.data import encoded_cache
+from synthesizer_attention.data.encoded_cache import Entry, fetch
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.kernels import cpu as kernel
+from synthesizer_attention.untrusted import who_else_may_write
 from tiny import environment
 
 NOBODY = 65534
@@ -243,7 +243,7 @@ def test_processes_that_build_at_once_leave_one_kernel_that_loads(tmp_path, monk
     home = tmp_path / "cache"
     env = {**environment(), kernel.HOME: str(home)}
     monkeypatch.setattr(kernel, "FLAGS", QUICK)
-    script = "from synthesizer.kernels import cpu as kernel; import sys;" \
+    script = "from synthesizer_attention.kernels import cpu as kernel; import sys;" \
         f"kernel.FLAGS = {QUICK};" \
         "path = kernel.build(); sys.exit(kernel.loaded(str(path.parent)) is None)"  # fmt: skip
     many = [subprocess.Popen([sys.executable, "-c", script], env=env) for _ in range(2)]

@@ -18,21 +18,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import synthesizer
-from synthesizer.cli import main
-from synthesizer.data.sources import open_source
-from synthesizer.data.tokenizer import load_tokenizer
-from synthesizer.errors import UserError
-from synthesizer.experiment.recipe import load_recipe, parse_recipe
-from synthesizer.experiment.recipe_keys import Data
-from synthesizer.experiment.run import Run, default_path, read_arrays, write_atomically
-from synthesizer.models import SynthesizerConfig
-from synthesizer.report.load import read_run, read_studies
-from synthesizer.report.write import write_report
-from synthesizer.study.asked import Asked
-from synthesizer.study.plan import draw_up
-from synthesizer.training.build import load_pretrained
-from synthesizer.untrusted import check_folder_name
+import synthesizer_attention
+from synthesizer_attention.cli import main
+from synthesizer_attention.data.sources import open_source
+from synthesizer_attention.data.tokenizer import load_tokenizer
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import load_recipe, parse_recipe
+from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.experiment.run import Run, default_path, read_arrays, write_atomically
+from synthesizer_attention.models import SynthesizerConfig
+from synthesizer_attention.report.load import read_run, read_studies
+from synthesizer_attention.report.write import write_report
+from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.training.build import load_pretrained
+from synthesizer_attention.untrusted import check_folder_name
 from test_report import make_study
 from tiny import environment, language_model, write_text
 
@@ -89,8 +89,8 @@ def test_a_parquet_file_that_expands_a_millionfold_is_refused_within_bounded_mem
     pq.write_table(pa.table({"text": repeated}), path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 1000
     script = (
-        "import sys; from synthesizer.data.sources import open_source\n"
-        "from synthesizer.experiment.recipe_keys import Data\n"
+        "import sys; from synthesizer_attention.data.sources import open_source\n"
+        "from synthesizer_attention.experiment.recipe_keys import Data\n"
         "try:\n"
         "    for row in open_source(Data(train=sys.argv[1]), None).splits['train'](): pass\n"
         "except ValueError as error: print(error)"
@@ -506,7 +506,7 @@ def test_a_run_of_somebody_else_executes_nothing(evil, tmp_path, capsys):
 @pytest.mark.parametrize("shared", ["mine.toml", "evil.py"])
 @pytest.mark.parametrize("name", ["evil.py", "evil", "evil.part"])
 def test_imports_that_others_may_write_need_a_word_of_the_user(evil, shared, name):
-    text = Path(synthesizer.__file__).parent / "recipes" / "shift.toml"
+    text = Path(synthesizer_attention.__file__).parent / "recipes" / "shift.toml"
     Path("mine.toml").write_text(f'imports = ["{name}"]\n' + text.read_text())
     own = str(Path("evil.py").absolute()) if name == "evil.py" else name
     assert load_recipe("mine.toml").imports == (own,)
@@ -525,7 +525,7 @@ def test_a_worker_imports_nothing_of_the_working_directory(evil, tmp_path):
         shutil.copy("evil.py", name)
     write_text(Path("text.txt"))
     command = shutil.which("synthesizer", path=str(Path(sys.executable).parent))
-    words = [command] if command else [sys.executable, "-P", "-m", "synthesizer"]
+    words = [command] if command else [sys.executable, "-P", "-m", "synthesizer_attention"]
     words += ["compare", "text.txt", "--synthesis", "dot", "--quick", "--jobs", "1", "--plan"]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -534,7 +534,7 @@ def test_a_worker_imports_nothing_of_the_working_directory(evil, tmp_path):
 
 def calls():
     """Every call in the package: the file, what is called, and the keywords."""
-    for path in Path(synthesizer.__file__).parent.rglob("*.py"):
+    for path in Path(synthesizer_attention.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
@@ -557,7 +557,7 @@ def test_no_data_is_unpickled_or_evaluated_anywhere():
 
 
 def test_no_module_imports_what_unpickles():
-    for path in Path(synthesizer.__file__).parent.rglob("*.py"):
+    for path in Path(synthesizer_attention.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):

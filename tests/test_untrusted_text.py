@@ -15,16 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import browser
-from synthesizer.benchmark import measure
-from synthesizer.benchmark.write import write as write_bench
-from synthesizer.cli import main
-from synthesizer.experiment.progress import Lines
-from synthesizer.report.blocks import Figures, Plot, Section, Table
-from synthesizer.report.page import page
-from synthesizer.report.tables import no_formula
-from synthesizer.report.write import write_report
-from synthesizer.study.live import RowStatus, StatusLines
-from synthesizer.untrusted import fenced, plain, printable
+from synthesizer_attention.benchmark import measure
+from synthesizer_attention.benchmark.write import write as write_bench
+from synthesizer_attention.cli import main
+from synthesizer_attention.experiment.progress import Lines
+from synthesizer_attention.report.blocks import Figures, Plot, Section, Table
+from synthesizer_attention.report.page import page
+from synthesizer_attention.report.tables import no_formula
+from synthesizer_attention.report.write import write_report
+from synthesizer_attention.study.live import RowStatus, StatusLines
+from synthesizer_attention.untrusted import fenced, plain, printable
 from test_report import make_study
 from tiny import environment
 
@@ -260,7 +260,7 @@ def test_progress_lines_have_no_escapes(capsys):
 
 def test_a_live_table_on_a_real_terminal_shows_labels_as_text():
     script = (
-        "from synthesizer.study.live import LiveTable, RowStatus\n"
+        "from synthesizer_attention.study.live import LiveTable, RowStatus\n"
         f"board = LiveTable([RowStatus({HOSTILE!r}, 1, 1.0)], 1, 10)\n"
         f"board.metric = {HOSTILE!r}\n"
         f"board.refresh(); board.say({HOSTILE!r}); board.close()\n"

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from simulation import BIMODAL, NARROW, NOISES, binary, draw, family_wise
-from synthesizer.errors import UserError
-from synthesizer.metrics import percent_from_statistics, score
-from synthesizer.report.answer import Varied, answer, answer_by_value, kind_of
-from synthesizer.study.stats import (
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics import percent_from_statistics, score
+from synthesizer_attention.report.answer import Varied, answer, answer_by_value, kind_of
+from synthesizer_attention.study.stats import (
     BITS,
     LEVEL,
     PLANNED,

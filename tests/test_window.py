@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from synthesizer.attention import fast, masks
-from synthesizer.attention.layer import SyntheticAttention
-from synthesizer.attention.mixers import build_mixer
-from synthesizer.attention.synthesis import Size
-from synthesizer.errors import UserError
-from synthesizer.models import (
+from synthesizer_attention.attention import fast, masks
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.mixers import build_mixer
+from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.models import (
     SynthesizerConfig,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from synthesizer.experiment.recipe import load_recipe
-from synthesizer.experiment.run import remove_leftovers, spec_folder
-from synthesizer.spec import has_logits, variants
-from synthesizer.study.rows import make_row, parse_row
-from synthesizer.untrusted import check_folder_name, portable
+from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.experiment.run import remove_leftovers, spec_folder
+from synthesizer_attention.spec import has_logits, variants
+from synthesizer_attention.study.rows import make_row, parse_row
+from synthesizer_attention.untrusted import check_folder_name, portable
 from tiny import environment
 
 LACKING = """
@@ -26,7 +26,7 @@ real = builtins.__import__
 
 
 def import_as_windows(name, globals=None, *rest, **named):
-    if (globals or {}).get("__name__", "").startswith("synthesizer"):
+    if (globals or {}).get("__name__", "").startswith("synthesizer_attention"):
         if name in lacking:
             raise ImportError(name)
         if name == "signal":
@@ -35,12 +35,12 @@ def import_as_windows(name, globals=None, *rest, **named):
 
 
 builtins.__import__ = import_as_windows
-import synthesizer
+import synthesizer_attention
 
-for module in pkgutil.walk_packages(synthesizer.__path__, "synthesizer."):
+for module in pkgutil.walk_packages(synthesizer_attention.__path__, "synthesizer_attention."):
     if not module.name.endswith(("__main__", "triton_kernel")):
         __import__(module.name)
-from synthesizer.kernels.cpu import _alone_in
+from synthesizer_attention.kernels.cpu import _alone_in
 
 with _alone_in(Path(sys.argv[1])):
     print("alone")
@@ -65,7 +65,7 @@ def specs():
 
 
 def test_every_folder_of_a_row_can_be_made_on_windows(monkeypatch):
-    monkeypatch.setattr("synthesizer.untrusted.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.untrusted.WINDOWS", True)
     recipe, made = load_recipe("shift"), {}
     for text in specs():
         folder = make_row(*parse_row(text), recipe).folder
@@ -82,13 +82,13 @@ def test_elsewhere_folders_keep_the_names_that_studies_have():
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "com1"])
 def test_a_folder_is_not_called_like_a_device(monkeypatch, name):
-    monkeypatch.setattr("synthesizer.untrusted.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.untrusted.WINDOWS", True)
     assert check_folder_name(name, "it") == f"_{name}"
 
 
 def test_a_leftover_of_a_process_is_not_asked_after_by_killing_it(tmp_path, monkeypatch):
     """os.kill(process, 0) ends it on Windows."""
-    monkeypatch.setattr("synthesizer.experiment.run.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.experiment.run.WINDOWS", True)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("killed"))
     leftover = tmp_path / f".study.json.{os.getpid()}.partial"
     leftover.write_text("half")

@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
-from synthesizer.errors import OtherDataError, UserError
-from synthesizer.experiment.interruption import Interrupted, Interruption
-from synthesizer.study.workers import (
+from synthesizer_attention.errors import OtherDataError, UserError
+from synthesizer_attention.experiment.interruption import Interrupted, Interruption
+from synthesizer_attention.study.workers import (
     LocalWorker,
     LostError,
     UnfitError,
@@ -172,8 +172,8 @@ def test_every_worker_sees_one_gpu(tmp_path, monkeypatch):
         told.append(environment["CUDA_VISIBLE_DEVICES"])
         return Scripted()
 
-    monkeypatch.setattr("synthesizer.study.workers.visible_gpus", lambda: ["5", "7"])
-    monkeypatch.setattr("synthesizer.study.workers.LocalWorker", start)
+    monkeypatch.setattr("synthesizer_attention.study.workers.visible_gpus", lambda: ["5", "7"])
+    monkeypatch.setattr("synthesizer_attention.study.workers.LocalWorker", start)
     with open_pool(tmp_path) as pool:
         assert (pool.capacity, pool.place) == (2, "on 2 GPUs")
         pool.grow(3)
@@ -184,13 +184,13 @@ def test_gpus_are_those_that_torch_counts_by_the_names_they_were_given(monkeypat
     def count(command, **options):
         return subprocess.CompletedProcess(command, 0, stdout="2\n")
 
-    monkeypatch.setattr("synthesizer.study.workers.GPU_DRIVERS", ("/",))
-    monkeypatch.setattr("synthesizer.study.workers.subprocess.run", count)
+    monkeypatch.setattr("synthesizer_attention.study.workers.GPU_DRIVERS", ("/",))
+    monkeypatch.setattr("synthesizer_attention.study.workers.subprocess.run", count)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8f")
     assert visible_gpus() == ["3", "GPU-8f"]
-    monkeypatch.setattr("synthesizer.study.workers.GPU_DRIVERS", ())
+    monkeypatch.setattr("synthesizer_attention.study.workers.GPU_DRIVERS", ())
     assert visible_gpus() == []
 
 
@@ -235,7 +235,7 @@ def test_a_worker_that_leaves_before_its_order_has_lost_it(tmp_path):
 
 
 def test_one_pool_at_a_time_serves_a_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer.experiment.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.experiment.lock.PATIENCE", 0.0)
     with (
         open_pool(tmp_path),
         pytest.raises(UserError, match=rf"process {os.getpid()} on .* is running a comparison in"),

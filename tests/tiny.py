@@ -4,8 +4,8 @@ import os
 import random
 from pathlib import Path
 
-import synthesizer
-from synthesizer.experiment.recipe import Recipe, load_recipe
+import synthesizer_attention
+from synthesizer_attention.experiment.recipe import Recipe, load_recipe
 
 SIZE = ("d_model=8", "num_heads=2", "num_layers=1", "max_len=12", "dropout=0.0")
 WORDS = [
@@ -27,7 +27,7 @@ WORDS = [
 
 def environment() -> dict[str, str]:
     """What a process of its own needs to run the code under test, on one thread."""
-    source = str(Path(synthesizer.__file__).parents[1])
+    source = str(Path(synthesizer_attention.__file__).parents[1])
     return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
 

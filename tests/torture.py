@@ -29,16 +29,16 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-import synthesizer.audit.run
-import synthesizer.report.write
-import synthesizer.study.compare
-import synthesizer.training.decode_speed
-import synthesizer.training.evaluate
-import synthesizer.training.generate
+import synthesizer_attention.audit.run
+import synthesizer_attention.report.write
+import synthesizer_attention.study.compare
+import synthesizer_attention.training.decode_speed
+import synthesizer_attention.training.evaluate
+import synthesizer_attention.training.generate
 from subjects import KILLED, SUBJECTS, TRAIN, Command
-from synthesizer.experiment.console import silence_libraries
-from synthesizer.experiment.recipe import dump, leaves
-from synthesizer.experiment.run import provenance
+from synthesizer_attention.experiment.console import silence_libraries
+from synthesizer_attention.experiment.recipe import dump, leaves
+from synthesizer_attention.experiment.run import provenance
 from tiny import language_model
 
 SAID = ("damaged", "unreadable", "be read", "missing", "failed", "not a regular file", "disagree",
@@ -274,7 +274,9 @@ def torture():
     parser.add_argument("--only", action="append", metavar="SUBJECT")
     asked = parser.parse_args()
     provenance()
-    synthesizer.training.decode_speed.SECONDS = 0.0  # time one decoding, not the best of some
+    synthesizer_attention.training.decode_speed.SECONDS = (
+        0.0  # time one decoding, not the best of some
+    )
     failures = []
     for name in asked.trials:
         end = time.monotonic() + asked.seconds

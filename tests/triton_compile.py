@@ -8,8 +8,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from synthesizer.kernels import triton as gpu
-from synthesizer.kernels.triton import FusedRange, FusedTerms
+from synthesizer_attention.kernels import triton as gpu
+from synthesizer_attention.kernels.triton import FusedRange, FusedTerms
 
 SMALLEST_SHARED_MEMORY = 99 * 1024  # of the architectures from sm_80 on (sm_86, sm_89)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from synthesizer.attention.registry import SYNTHESES
-from synthesizer.attention.synthesis import Size
+from synthesizer_attention.attention.registry import SYNTHESES
+from synthesizer_attention.attention.synthesis import Size
 
 SIZE = Size(d_model=12, num_heads=3, max_len=7)
 MIXTURES = ["random+dot", "dense+dot", "random+dense", "factorized_random+factorized_dense+dot+dot"]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from synthesizer.report.load import Row
-from synthesizer.report.metric_tables import COLUMNS, higher_is_better
-from synthesizer.report.summary import Summary, measured, scores_of
-from synthesizer.study.stats import (
+from synthesizer_attention.report.load import Row
+from synthesizer_attention.report.metric_tables import COLUMNS, higher_is_better
+from synthesizer_attention.report.summary import Summary, measured, scores_of
+from synthesizer_attention.study.stats import (
     BETTER,
     NO_WORSE,
     WORSE,

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from synthesizer.errors import UserError
-from synthesizer.experiment.packed import SUFFIX
-from synthesizer.report.blocks import Table
-from synthesizer.report.ladder import blocks, gap_plot, losses_plot, read_ladder
-from synthesizer.report.load import read_studies
-from synthesizer.report.metric_tables import metric_tables
-from synthesizer.report.plots import forest
-from synthesizer.report.published import UNKNOWN, paper_tables
-from synthesizer.report.reliability import floors, unplanned_looks
-from synthesizer.report.sections import value_plot
-from synthesizer.report.style import css_variables
-from synthesizer.report.summary import MISSING, Summary, span, summarize
-from synthesizer.report.tables import cells
-from synthesizer.untrusted import plain
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.packed import SUFFIX
+from synthesizer_attention.report.blocks import Table
+from synthesizer_attention.report.ladder import blocks, gap_plot, losses_plot, read_ladder
+from synthesizer_attention.report.load import read_studies
+from synthesizer_attention.report.metric_tables import metric_tables
+from synthesizer_attention.report.plots import forest
+from synthesizer_attention.report.published import UNKNOWN, paper_tables
+from synthesizer_attention.report.reliability import floors, unplanned_looks
+from synthesizer_attention.report.sections import value_plot
+from synthesizer_attention.report.style import css_variables
+from synthesizer_attention.report.summary import MISSING, Summary, span, summarize
+from synthesizer_attention.report.tables import cells
+from synthesizer_attention.untrusted import plain
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims

@@ -1,6 +1,0 @@
-"""One file per task: examples to text pairs, windows or labels, and its metrics."""
-
-from synthesizer.tasks.build import build_task, prompt
-from synthesizer.tasks.task import Outputs, Scores, Task
-
-__all__ = ["Outputs", "Scores", "Task", "build_task", "prompt"]

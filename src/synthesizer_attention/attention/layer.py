@@ -1,0 +1,366 @@
+"""From logits to outputs: Y = softmax(S(X) + mask) G(X), heads concatenated, then one projection.
+
+The plain path, and the only place with a softmax, a dropout of weights and a use of values.
+
+    x               (B, T, D)                the query tokens
+    attention_mask  (B, S)                   True or 1 where a token is real
+    position_ids    (S,) or (B, S)           by default the real tokens are counted
+    bias            broadcast to (B, H, T, S)  added to the logits with weight one
+    cache           keys and values of earlier calls: S is the cached tokens and x's T, in order
+
+Causality and windows compare slots, tables compare positions: so a padded or cached sequence gets
+the logits of the same sequence alone. Letters as in synthesis.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synthesizer_attention.attention import fast
+from synthesizer_attention.attention.cache import Cache, trim
+from synthesizer_attention.attention.groups import unbiased_heads, without_heads
+from synthesizer_attention.attention.hook import linear
+from synthesizer_attention.attention.masks import (
+    EXPLICIT,
+    SLOT,
+    check_inputs,
+    check_mask,
+    check_tokens,
+    is_transformed,
+    last_real,
+    locate,
+    masked_softmax,
+    position_source,
+    visible_keys,
+    without_hidden,
+)
+from synthesizer_attention.attention.registry import build_synthesis
+from synthesizer_attention.attention.rotary import Rotary
+from synthesizer_attention.attention.synthesis import DotProduct, Size, keys_of, unwrapped
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.sizes import RotaryOptions
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every token mixer is called with, beside its tokens."""
+
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    bias: Tensor | None = None
+    cache: Cache | None = None
+
+
+class TokenMixer(nn.Module):
+    """A layer's token mixer: SyntheticAttention or a baseline. Subclasses define mix()."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *others: object,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        if others:
+            raise UserError(
+                f"attention was called with {1 + len(others)} arguments by position; it takes the "
+                "tokens once, not as query, key and value, and all else by name: "
+                "attention(x, attention_mask=mask)"
+            )
+        return self.mix(x, Inputs(attention_mask, position_ids, bias, cache))
+
+    any_length: bool | None = False  # as Synthesis has it
+
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        raise NotImplementedError
+
+    def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
+
+        The output is made of these very weights, so that gradients reach them.
+        """
+        raise NotImplementedError
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len, keeping what was learned."""
+        raise NotImplementedError
+
+
+class SyntheticAttention(TokenMixer):
+    """Self-attention whose logits are synthesized as the spec says.
+
+    window  if given, a query sees itself and the window - 1 real tokens before it and, unless
+            causal, as many after it
+    rotary  if given, how the queries and keys of a dot product turn with their positions
+    path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
+    equal_qk_init
+            dot products start with Wk = Wq, so that a token first attends to tokens like itself
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        max_len: int,
+        synthesis: str = "random+dot",
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        rotary: RotaryOptions | None = None,
+        equal_qk_init: bool = False,
+        dropout: float = 0.0,
+        path: str = "auto",
+    ) -> None:
+        super().__init__()
+        if path not in fast.PATHS:
+            raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
+        if window is not None and window < 1:
+            raise UserError(f"window={window}; it must be at least 1, or None for no window")
+        self.size = Size(d_model, num_heads, max_len)
+        self.synthesis = build_synthesis(synthesis, self.size)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        dots = [part for part in self.synthesis.modules() if isinstance(part, DotProduct)]
+        for dot in dots:
+            if rotary is not None:
+                dot.rotary = Rotary(rotary, self.size.d_head)
+            if equal_qk_init:
+                dot.starts_equal = True
+                dot.reset_parameters()
+        self.turns = bool(dots) and rotary is not None
+        self.any_length = self.synthesis.any_length
+        self.unbiased = unbiased_heads(self.synthesis, num_heads)
+        if causal and self.synthesis.has_last:
+            raise UserError(
+                f"synthesis {synthesis!r} gives the last token a logit of its own, and causal "
+                "attention has another last token at each step; use relative"
+            )
+        self.causal = causal
+        self.window = window
+        self.dropout = dropout
+        self.path = path
+        self.frozen: Tensor | None = None
+
+    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+        call = self._call(x, inputs)
+        y = fast.attend(self.synthesis, call, self.path)
+        return self._sum(call, self._weights(call)) if y is None else linear(self.output, y)
+
+    def attend(self, x: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout.
+
+        Behind a window, a cache holds fewer than S keys: the weights are those of the held ones.
+        """
+        call = self._call(x, Inputs(**inputs))
+        weights = self._weights(call).expand(x.shape[0], -1, -1, -1)
+        return self._sum(call, weights), weights
+
+    def weights(self, x: Tensor, **inputs: Any) -> Tensor:  # noqa: ANN401
+        """Attention weights (B, H, T, S): rows sum to one, no dropout."""
+        weights = self._weights(self._call(x, Inputs(**inputs)))
+        return weights.expand(x.shape[0], -1, -1, -1)
+
+    def logits(self, x: Tensor, *, position_ids: Tensor | None = None) -> Tensor:
+        """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
+        call = self._call(x, Inputs(position_ids=position_ids))
+        positions = locate(None, position_ids, x.shape[1], x.device)
+        logits = self.synthesis(x, call.keys, positions, positions)
+        return logits if call.bias is None else logits + call.bias
+
+    def _call(self, x: Tensor, inputs: Inputs) -> fast.Call:
+        """Keys and values of all tokens that x may attend to, with their mask and positions."""
+        mask, positions, bias, cache = (
+            inputs.attention_mask,
+            inputs.position_ids,
+            inputs.bias,
+            inputs.cache,
+        )
+        check_tokens(x, self.size.d_model, self.value)
+        num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[1]
+        size = self.size
+        limit = None if self.any_length else size.max_len
+        check_inputs(x, limit, num_keys, mask, positions)
+        source, here = SLOT, None
+        if mask is not None:
+            mask, x = mask.bool(), without_hidden(x, mask)
+        if mask is not None or positions is not None:
+            source = position_source(mask, positions, num_keys)
+        synthesis = unwrapped(self.synthesis)
+        values = linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
+        if self.turns:
+            here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
+        keys = keys_of(synthesis, x, here)
+        if cache is not None:
+            keys, values = cache.update(keys, values)
+            if values.shape[2] < num_keys:
+                mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
+                source = EXPLICIT
+            if self.window is not None and values.shape[2] > self.window:
+                trim(cache, mask, keys, values, self.window)
+        if self.unbiased and bias is not None:
+            bias = without_heads(bias, self.unbiased, size.num_heads)
+        if synthesis.has_last:
+            bias = self._with_last(x, mask, positions, bias, values.shape[2])
+        return fast.Call(
+            x,
+            keys,
+            values,
+            mask=mask,
+            positions=positions,
+            source=source,
+            bias=bias,
+            query_positions=here,
+            causal=self.causal,
+            window=self.window,
+            dropout=self.dropout if self.training else 0.0,
+            frozen=self.frozen,
+        )
+
+    def _with_last(
+        self, x: Tensor, mask: Tensor | None, position_ids: Tensor | None, bias: Tensor | None,
+        num_keys: int,
+    ) -> Tensor | None:  # fmt: skip
+        """The bias, and what the last token's own logits add to it."""
+        key_positions = locate(mask, position_ids, num_keys, x.device)
+        positions = key_positions[..., num_keys - x.shape[1] :]
+        if mask is None:
+            is_last = torch.arange(num_keys, device=x.device) == num_keys - 1
+        else:  # counted, not sorted: ONNX has no stable sort
+            number = mask.cumsum(-1)
+            is_last = mask & (number == number[:, -1:])
+        column = unwrapped(self.synthesis).last_column(x, positions, key_positions, is_last)
+        return column if bias is None or column is None else bias + column
+
+    def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
+        shared = not unwrapped(self.synthesis).depends_on_input
+        dropped = drop_weights(weights, call.dropout, shared)
+        return linear(self.output, weighted_sum(dropped, call.values))
+
+    def _weights(self, call: fast.Call) -> Tensor:
+        num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device
+        key_positions = locate(call.mask, call.positions, num_keys, device)
+        positions = key_positions[..., num_keys - num_queries :]
+        logits = self.synthesis(call.x, call.keys, positions, key_positions)  # (B or 1, H, T, S)
+        if call.bias is not None:
+            logits = logits + call.bias
+        return masked_softmax(
+            logits, visible_keys(call.mask, self.causal, num_queries, num_keys, device, self.window)
+        )
+
+    def freeze(self, length: int | None = None) -> None:
+        """Hold the softmax of a table for inference, until train(), resize() or another checkpoint.
+
+        A causal one serves every length up to this one, any other this very length (by default
+        max_len). Nothing is held where the logits depend on the input. Writing into a table through
+        `.data` leaves what is held stale: freeze again.
+        """
+        if self.training:
+            raise UserError("freeze() is for inference and the attention is training; call eval()")
+        length = length or self.size.max_len
+        self.frozen = fast.freeze(self.synthesis, length, self.causal, self.window)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.frozen = None
+        return super().train(mode)
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another longest sequence, keeping what was learned."""
+        self.frozen = None
+        self.size = Size(self.size.d_model, self.size.num_heads, max_len)
+        self.synthesis.resize(max_len)
+
+    def extra_repr(self) -> str:
+        window = "" if self.window is None else f", window={self.window}"
+        facts = f"causal={self.causal}{window}, dropout={self.dropout}, path={self.path}"
+        return f"{self.size}, {facts}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.frozen = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        self.frozen = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+class CrossAttention(nn.Module):
+    """Dot-product attention from one sequence to another, which the paper never synthesizes."""
+
+    def __init__(self, d_model: int, num_heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.size = Size(d_model, num_heads, max_len=1)
+        self.synthesis = DotProduct(self.size)
+        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.output = nn.Linear(d_model, d_model, bias=False)
+        self.dropout = dropout
+
+    def project(
+        self, memory: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, K) of a memory (B, S, D), to be computed once."""
+        if attention_mask is not None:
+            check_mask(attention_mask, *memory.shape[:2])
+        memory = without_hidden(memory, attention_mask)
+        values = self.value(memory).unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
+        return self.synthesis.keys(memory), values
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        if (self.dropout and self.training) or is_transformed():
+            return self.attend(x, keys, values, attention_mask=attention_mask)[0]
+        visible = self._visible(x, keys, attention_mask)
+        return self.output(fast.attend_across(self.synthesis, x, keys, values, visible))
+
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output (B, T, D) and the weights (B, H, T, S) behind it, before dropout."""
+        visible = self._visible(x, keys, attention_mask)
+        weights = masked_softmax(self.synthesis(x, keys, None, None), visible)
+        dropped = drop_weights(weights, self.dropout if self.training else 0.0, shared=False)
+        return self.output(weighted_sum(dropped, values)), weights
+
+    def _visible(self, x: Tensor, keys: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        if attention_mask is not None:
+            check_mask(attention_mask, x.shape[0], keys.shape[-2])
+        return visible_keys(attention_mask, False, x.shape[1], keys.shape[-2], x.device)
+
+
+def drop_weights(weights: Tensor, rate: float, shared: bool) -> Tensor:
+    """Drop weights at random; weights of a table are dropped alike in the whole batch."""
+    if rate == 0.0:
+        return weights
+    if not shared:
+        return F.dropout(weights, rate)
+    return weights * F.dropout(torch.ones_like(weights[:1]), rate)
+
+
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Sum the values by their weights, heads side by side: (B, T, D)."""
+    return torch.einsum("bhts,bhsk->bthk", weights.to(values.dtype), values).flatten(-2)
+
+
+def _of_held(
+    inputs: Inputs, num_keys: int, num_held: int, x: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Mask, positions and bias of the keys that a window's cache still holds, and of x."""
+    mask, num_new = inputs.attention_mask, x.shape[1]
+    past = None if mask is None else mask[:, : num_keys - num_new].bool()
+    held = last_real(past, num_keys - num_new, num_held - num_new, x.device)
+    new = torch.arange(num_keys - num_new, num_keys, device=x.device)
+    slots = torch.cat([held, new.expand(len(held), -1)], dim=1)  # (1 or B, S held)
+    positions = locate(mask, inputs.position_ids, num_keys, x.device)
+    positions = positions.view(-1, num_keys).take_along_dim(slots, dim=1)
+    bias = inputs.bias
+    if bias is not None:
+        bias = bias.take_along_dim(slots[:, None, None], dim=-1)
+    return None if mask is None else mask.bool().take_along_dim(slots, dim=1), positions, bias

@@ -1,0 +1,471 @@
+"""Where attention logits come from: the synthesizing functions of the paper, one class each.
+
+    keys(x) -> Tensor | None            what a cache must keep of the keys' tokens
+    terms(x, keys, places, scale) -> Terms
+                                        the equation: what the logits are the sum of (terms.py)
+    resize(max_len)                     grow or crop: what both lengths share is kept
+    reset_parameters()                  initialize
+
+    x              (B, T, D)            the query tokens
+    keys           (B, H, S, d_keys)    what keys(x) gave for the key tokens
+    places                              where tables are read for T queries and S keys
+    scale          (H,) or None         a mixture's weight of this part
+
+Calling one writes the sum out: (B, H, T, S), or (1, H, T, S) if equal for all examples. A function
+that is no such sum defines forward(x, keys, positions, key_positions) instead of terms:
+
+    positions      (T,) or (B, T)       positions of the queries
+    key_positions  (S,) or (B, S)       positions of the keys
+
+Masks, softmax, dropout and values are layer.py's, written there once.
+Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, R rank.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synthesizer_attention.attention.hook import few_rows
+from synthesizer_attention.attention.reading import draw_weight, empty, outer_sides
+from synthesizer_attention.attention.resize import resized
+from synthesizer_attention.attention.rotary import Rotary
+from synthesizer_attention.attention.terms import Places, Terms, add, outer_product, read, scaled
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.spec import require_positive
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers every synthesizing function is built from."""
+
+    d_model: int
+    num_heads: int
+    max_len: int
+    head_width: int | None = None  # K where these are some of a layer's heads
+
+    def __post_init__(self) -> None:
+        whole = self.head_width is None and self.d_model % max(1, self.num_heads)
+        if self.num_heads < 1 or self.d_model < 1 or whole:
+            raise UserError(
+                f"d_model={self.d_model} does not divide into num_heads={self.num_heads}; "
+                "choose a d_model that is a multiple of num_heads"
+            )
+        if self.max_len < 1:
+            raise UserError(f"max_len={self.max_len}; it must be at least 1")
+
+    @property
+    def d_head(self) -> int:
+        """K, the width of one head."""
+        return self.head_width or self.d_model // self.num_heads
+
+
+class Synthesis(nn.Module):
+    """Makes attention logits and nothing else; the base class of every synthesizing function.
+
+    A subclass says what each of its own parameters is. One that it does not name is refused, so
+    that none is trained with another's settings:
+
+        tables   learned per position or head, not per feature: step size train.table_rate times
+                 the learning rate, no weight decay
+        weights  trained as the weight of a linear layer
+        biases   trained as the bias of a linear layer: no weight decay
+        zeroed   those that make all logits zero where they are; none: it cannot start at zero
+    """
+
+    zeroed: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[str, ...]] = ()
+    biases: ClassVar[tuple[str, ...]] = ()
+    depends_on_input: bool = True  # False: logits are (1, H, T, S), whatever x holds
+    depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
+    d_keys: int = 0  # the width of what keys(x) returns
+    any_length: bool | None = False  # True: also past max_len; None: it reads no positions
+    has_last: bool = False  # True: the last token has logits of its own, from last_column
+    biased: bool = True  # False: a bias, as that of relative positions, is not added to its logits
+    has_terms: ClassVar[bool] = False  # whether it defines terms, and not forward
+    takes_positions: ClassVar[bool] = False  # whether keys() takes those that dot products turn to
+    num_outer: int = 0  # how many outer products it adds: two have no common form
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls) and "terms" not in vars(cls):  # a parent's are not its own
+            cls.terms = Synthesis.terms  # type: ignore[method-assign]
+        cls.has_terms = cls.terms is not Synthesis.terms
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """What a cache keeps of the tokens x (B, S, D): (B, H, S, d_keys), or nothing."""
+        return None
+
+    def forward(
+        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+    ) -> Tensor:
+        """The logits, written out: (B or 1, H, T, S)."""
+        return self.terms(x, keys, Places(positions, key_positions, positions)).logits()
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        """What the logits are the sum of; of a function that defines forward, one table."""
+        return written_terms(self, x, keys, places, scale)
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        """What to add to forward's logits at the last token, (B or 1, H, T, S); None: nothing.
+
+        is_last (S,) or (B, S) is True at the last real token, which positions alone do not tell.
+        """
+        return None
+
+    def reset_parameters(self) -> None:
+        """Initialize every parameter and buffer of this module's own."""
+        if self.tables:
+            raise NotImplementedError(f"{type(self).__name__} defines no reset_parameters()")
+        for name in self.weights:
+            draw_weight(getattr(self, name))
+        for name in self.biases:
+            nn.init.zeros_(getattr(self, name))
+
+    def resize(self, max_len: int) -> None:
+        """Grow or crop to another max_len."""
+        raise UserError(f"{type(self).__name__} cannot be resized; define its resize(max_len)")
+
+
+def joint_length(parts: Iterable[Synthesis]) -> bool | None:
+    """Whether logits made of several parts exist past max_len: where none of them forbids it."""
+    said = {part.any_length for part in parts}
+    return None if said == {None} else False not in said
+
+
+def unwrapped(module: nn.Module) -> Synthesis:
+    """A synthesizing function itself, where an adapter (PEFT's, on a parameter) stands for it.
+
+    The adapter acts while its forward runs: keys and the last token's logits are made outside.
+    """
+    adapted = []
+    while not isinstance(module, Synthesis):
+        adapted.append(cast("str", module.parameter_name))
+        module = cast("nn.Module", module.base_layer)
+    missed = set(adapted) if module.has_last else set(adapted) & set(module.weights)
+    if missed and (module.d_keys or module.has_last):
+        raise UserError(
+            f"an adapter on {min(missed)} of {type(module).__name__} does not reach its "
+            f"{'last sink' if module.has_last else 'keys'}; adapt other tables, or the value and "
+            "output layers"
+        )
+    return module
+
+
+def keys_of(module: nn.Module, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+    """The keys of x; those of dot products are turned to rotary positions, where some are given."""
+    synthesis: Any = unwrapped(module)
+    if positions is None or not synthesis.takes_positions:
+        return cast("Tensor | None", synthesis.keys(x))
+    return cast("Tensor | None", synthesis.keys(x, positions))
+
+
+def written_terms(
+    module: nn.Module, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None
+) -> Terms:
+    """What forward computes, as a table."""
+    rows, columns = places.rows, places.columns
+    if isinstance(rows, slice):
+        columns = torch.arange(rows.stop, device=x.device)
+        rows = columns[rows]
+    logits = module(x, keys, rows, columns)
+    if logits.shape[0] == 1:
+        return Terms(table=logits[0], weight=scale)
+    if not unwrapped(module).depends_on_input and rows.dim() == 1:
+        raise UserError(
+            f"{type(module).__name__} has depends_on_input=False, and its logits have a batch of "
+            f"{logits.shape[0]}; return (1, H, T, S), or set depends_on_input=True"
+        )
+    return Terms(table=logits.transpose(0, 1), weight=scale)
+
+
+def project_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """x (B, T, D) times weight (H, D, K): (B, H, T, K), by one product for all heads."""
+    heads = few_rows(x, weight) if x.shape[1] == 1 else None
+    if heads is None:
+        heads = x @ weight.transpose(0, 1).flatten(1)
+    return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)
+
+
+def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
+    """relu(x W1 + b1) per head, heads first, by one product for all heads: (H, B, T, K)."""
+    if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
+        return (project_heads(x, w1) + b1[:, None]).relu().transpose(0, 1)
+    hidden = F.linear(x, w1.mT.flatten(0, 1), b1.flatten())
+    return hidden.relu().unflatten(-1, (len(w1), -1)).permute(2, 0, 1, 3)
+
+
+class DotProduct(Synthesis):
+    """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention."""
+
+    weights = ("wq", "wk")
+    depends_on_pairs = True
+    any_length = None
+    takes_positions = True
+    rotary: Rotary | None = None
+    starts_equal: bool = False
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.wq = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.wk = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.d_keys = size.d_head
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.starts_equal:  # the logit of a token with its copies is then |q|^2
+            self.wk.data.copy_(self.wq.data)
+
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """As they are cached: turned already, where rotary positions (S,) or (B, S) turn them."""
+        keys = project_heads(x, self.wk)
+        if self.rotary is None or positions is None:
+            return keys
+        return self.rotary.turn(keys, positions if positions.dim() == 1 else positions[:, None])
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        assert keys is not None
+        factor = self.d_keys**-0.5 if scale is None else scale[:, None, None] * self.d_keys**-0.5
+        if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
+            queries = project_heads(x, self.wq) * factor
+        else:
+            queries = project_heads(x, self.wq * factor)
+        queries = queries.transpose(0, 1)
+        if self.rotary is not None and places.turns is not None:
+            queries = self.rotary.turn(queries, places.turns)
+        return Terms(queries=queries, keys=keys.transpose(0, 1))
+
+    def resize(self, max_len: int) -> None:
+        """No parameter depends on the length."""
+
+
+class TablePerHead(Synthesis):
+    """An (N, N) table per head, drawn from N(0, std^2)."""
+
+    depends_on_input = False
+    table: Tensor  # (H, N, N)
+    std: float
+
+    def reset_parameters(self) -> None:
+        self._draw(self.table)
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        return Terms(table=places.pairs(self.table), weight=scale)
+
+    def resize(self, max_len: int) -> None:
+        table = resized(self.table, (1, 2), max_len, self._draw)
+        self.table = nn.Parameter(table) if "table" in self.tables else table
+
+    def _draw(self, table: Tensor) -> None:
+        nn.init.normal_(table, std=self.std)
+
+
+class Random(TablePerHead):
+    """B = R, a learned (N, N) table per head."""
+
+    tables = zeroed = ("table",)
+
+    def __init__(self, size: Size, *, std: float = 0.02) -> None:
+        """Start near zero: attention begins almost uniform, as in the authors' code."""
+        super().__init__()
+        self.std = std
+        self.table = empty(size.num_heads, size.max_len, size.max_len)
+        self.reset_parameters()
+
+
+class FixedRandom(TablePerHead):
+    """B = R, an (N, N) table per head, drawn once, saved and never trained."""
+
+    def __init__(self, size: Size, *, std: float = 1.0) -> None:
+        """Draw from N(0, 1): a table near zero that never moves would be mean pooling."""
+        super().__init__()
+        self.std = std
+        self.register_buffer("table", empty(size.num_heads, size.max_len, size.max_len).data)
+        self.reset_parameters()
+
+
+class FactorizedRandom(Synthesis):
+    """B = R1 R2^T, both (N, k) and learned, k << N."""
+
+    tables, zeroed = ("rows", "columns"), ("rows",)
+    depends_on_input = False
+
+    def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
+        super().__init__()
+        require_positive("factorized_random", k=k)
+        self.k, self.std = k, std
+        self.rows = empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.columns = empty(size.num_heads, size.max_len, k)  # (H, N, R)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both factors so that their product starts with the spread of a Random table."""
+        self._draw(self.rows)
+        self._draw(self.columns)
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        rows = scaled(read(self.rows.mT, places.rows), scale)
+        return Terms(queries=rows, keys=read(self.columns.mT, places.columns))
+
+    def resize(self, max_len: int) -> None:
+        self.rows = nn.Parameter(resized(self.rows, (1,), max_len, self._draw))
+        self.columns = nn.Parameter(resized(self.columns, (1,), max_len, self._draw))
+
+    def _draw(self, factor: Tensor) -> None:
+        nn.init.normal_(factor, std=(self.std / math.sqrt(self.k)) ** 0.5)
+
+
+class Dense(Synthesis):
+    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits."""
+
+    weights, biases = ("w1", "w2"), ("b1", "b2")
+    zeroed = ("w2", "b2")
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
+        self.w2 = empty(size.num_heads, size.d_head, size.max_len)  # (H, K, N)
+        self.b2 = empty(size.num_heads, size.max_len)  # (H, N)
+        self.reset_parameters()
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        columns = scaled(read(self.w2, places.columns), scale)  # (H, 1 or B, S, K)
+        offsets = scaled(self.b2[:, places.columns], scale)
+        return Terms(queries=hidden_units(x, self.w1, self.b1), keys=columns, offsets=offsets)
+
+    def resize(self, max_len: int) -> None:
+        self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, draw_weight))
+        self.b2 = nn.Parameter(resized(self.b2, (1,), max_len, nn.init.zeros_))
+
+
+class FactorizedDense(Synthesis):
+    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1))."""
+
+    weights, biases = ("w1", "wa", "wb"), ("b1", "ba", "bb")
+    zeroed = ("wb", "bb")
+    num_outer = 1
+
+    def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
+        super().__init__()
+        self.a, self.b = outer_sides(size.max_len, a, b)
+        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
+        self.wa = empty(size.num_heads, size.d_head, self.a)  # (H, K, a)
+        self.ba = empty(size.num_heads, self.a)  # (H, a)
+        self.wb = empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
+        self.bb = empty(size.num_heads, self.b)  # (H, b)
+        self.reset_parameters()
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        """Tile one factor, repeat the other, and multiply: all a b columns differ."""
+        hidden = hidden_units(x, self.w1, self.b1)  # (H, B, T, K)
+        weight = torch.cat([self.wa, scaled(self.wb, scale)], -1)
+        bias = torch.cat([self.ba, scaled(self.bb, scale)], -1)
+        both = torch.baddbmm(bias[:, None], hidden.flatten(1, 2), weight)  # (H, B T, a + b)
+        tiled, repeated = both.unflatten(1, hidden.shape[1:3]).split([self.a, self.b], -1)
+        if isinstance(places.columns, slice):
+            return Terms(tiled=tiled, repeated=repeated)
+        return Terms(table=outer_product(tiled, repeated, places.columns))
+
+    def resize(self, max_len: int) -> None:
+        """Keep a, so that every learned column stays where it was, and grow or crop b."""
+        self.b = -(-max_len // self.a)
+        self.wb = nn.Parameter(resized(self.wb, (2,), self.b, draw_weight))
+        self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
+
+
+class Mixture(Synthesis):
+    """B = alpha_1 S_1 + alpha_2 S_2 + ..., the alphas learned per head and summing to one."""
+
+    tables = ("mix",)
+    takes_positions = True
+    parts: Sequence[Synthesis]
+
+    def __init__(self, parts: Sequence[Synthesis], num_heads: int) -> None:
+        super().__init__()
+        if not all(part.biased for part in parts):
+            raise UserError(
+                "biased=0 in a mixture, whose logits are one sum; write it for heads of their own, "
+                "as in relative:biased=0@2|dot@2"
+            )
+        self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
+        self.mix = empty(num_heads, len(parts))  # (H, parts)
+        self.widths = [part.d_keys for part in parts]
+        self.d_keys = sum(self.widths)
+        self.depends_on_input = any(part.depends_on_input for part in parts)
+        self.depends_on_pairs = any(part.depends_on_pairs for part in parts)
+        self.any_length = joint_length(parts)
+        self.has_last = any(part.has_last for part in parts)
+        self.num_outer = sum(part.num_outer for part in parts)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.mix)
+
+    def alphas(self) -> Tensor:
+        """The weight of each part: (H, parts), rows sum to one."""
+        return self.mix.softmax(-1)
+
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+        pairs = zip(self.parts, self.widths, strict=True)
+        each = [keys_of(part, x, positions) for part, width in pairs if width]
+        kept = [keys for keys in each if keys is not None]
+        return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
+
+    def split_keys(self, keys: Tensor | None) -> Sequence[Tensor | None]:
+        """The keys of each part, if it has any; those of a single one are not cut out of them."""
+        if keys is None or keys.shape[-1] in self.widths:
+            return [keys if width else None for width in self.widths]
+        return keys.split(self.widths, dim=-1)
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        assert scale is None
+        each, alphas = [], self.alphas().unbind(-1)
+        parts: Sequence[nn.Module] = self.parts
+        for part, kept, alpha in zip(parts, self.split_keys(keys), alphas, strict=True):
+            if not isinstance(part, Synthesis):  # an adapter, which acts while its forward runs
+                each.append(written_terms(part, x, kept, places, alpha))
+                continue
+            made = part.terms(x, kept, places, alpha)
+            if made.queries is not None and self.depends_on_input and not part.depends_on_input:
+                made = made.as_table()  # beside terms of the tokens: it has no batch
+            each.append(made)
+        return add(each)
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        given = (x, positions, key_positions, is_last)
+        columns = [
+            alpha[:, None, None] * column
+            for alpha, part in zip(self.alphas().unbind(-1), self.parts, strict=True)
+            if (column := unwrapped(part).last_column(*given)) is not None
+        ]
+        return sum(columns[1:], start=columns[0]) if columns else None
+
+    def resize(self, max_len: int) -> None:
+        for part in self.parts:
+            part.resize(max_len)

@@ -1,0 +1,470 @@
+"""From an audit to a model folder in which replaced heads have no query and no key projection."""
+
+import copy
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from synthesizer_attention.attention.relative import stretched
+from synthesizer_attention.attention.synthesis import DotProduct
+from synthesizer_attention.audit.converted import (
+    check_convertible,
+    converted_config,
+    converted_model,
+    narrowed_state,
+    replaced_before,
+)
+from synthesizer_attention.audit.cost import most_heads, random_texts
+from synthesizer_attention.audit.examples import (
+    METRICS,
+    Rows,
+    RunData,
+    read_examples,
+    token_rows,
+    tuning_rows,
+)
+from synthesizer_attention.audit.hook import (
+    Layer,
+    cause,
+    head_runs,
+    is_own,
+    stacks_of,
+    tables_before,
+)
+from synthesizer_attention.audit.load import (
+    IMAGES,
+    SOUNDS,
+    TEXTS,
+    Reader,
+    check_weights,
+    hash_readers,
+    load_model,
+    load_reader,
+    reads_targets,
+    run_of,
+)
+from synthesizer_attention.audit.media import media_rows, read_media
+from synthesizer_attention.audit.record import (
+    RECORD,
+    TABLES,
+    Point,
+    Say,
+    check_tables,
+    model_name,
+    model_path,
+    read_audit,
+)
+from synthesizer_attention.audit.tables import RELATIVE, HeadTables
+from synthesizer_attention.audit.tune import CHECKPOINT, Tuned, Tuning, tune
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.disk import write_folder
+from synthesizer_attention.experiment.run import remove_leftovers
+from synthesizer_attention.manifest import MANIFEST, manifest_text
+from synthesizer_attention.models.layers import Stack
+from synthesizer_attention.spec import expand_layers
+from synthesizer_attention.untrusted import check_links, check_regular_file, fenced, plain
+
+
+def build_converted(
+    model: PreTrainedModel,
+    layers: Sequence[Layer],
+    tables: Mapping[int, HeadTables],
+    *,
+    share: bool = False,
+) -> PreTrainedModel:
+    """A copy of this model whose named heads, by layer, are replaced by tables.
+
+    share   let it use the memory of all weights that stay as they are: to measure, not to train
+    """
+    for place in tables:
+        if sum(other.name == layers[place].name for other in layers) > 1:
+            raise UserError(
+                f"{type(model).__name__} shares one attention among its layers, so that a head "
+                "cannot be left out of one of them; audit works, convert does not"
+            )
+    if is_own(model):
+        return _build_own(model, {layers[n].name: t for n, t in tables.items()}, share=share)
+    base = model.base_model
+    prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
+    before, replaced = replaced_before(model), dict[str, dict[str, Any]]()
+    state = dict(model.state_dict())
+    for place, new in sorted(tables.items()):
+        layer = layers[place]
+        name = layer.name.removeprefix(prefix)
+        attention: Any = base.get_submodule(name)
+        check_convertible(attention)
+        table = attention.tables.joined(new) if name in before else new
+        replaced[name] = {
+            "heads": list(table.heads),
+            "num_heads": layer.num_heads,
+            "num_key_heads": layer.num_key_heads,
+            "d_head": layer.d_head,
+            "max_len": table.max_len,
+            "kind": table.kind,
+        }
+        for key, value in table.state_dict().items():
+            state[f"{layer.name}.tables.{key}"] = value
+    state = narrowed_state(state, prefix, replaced, before)
+    facts = copy.deepcopy(model.config).to_dict()
+    facts.setdefault("original_model_type", facts.pop("model_type"))
+    facts["replaced"] = {**before, **replaced}
+    own: Any = type(model.config)
+    config = converted_config(own).from_dict(facts)
+    converted = converted_model(type(model))(config)
+    return _filled(converted, model, state, share=share)
+
+
+def _filled(
+    converted: Any, model: PreTrainedModel, state: Mapping[str, Tensor], *, share: bool  # noqa: ANN401
+) -> PreTrainedModel:  # fmt: skip
+    """A converted model with its weights, and with all else that the original has."""
+    missing, unexpected = converted.load_state_dict(state, strict=False, assign=share)
+    assert not set(missing) - set(converted.all_tied_weights_keys), missing
+    assert not unexpected, unexpected
+    converted.tie_weights()
+    converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+    filled: PreTrainedModel = converted.to(model.dtype).eval()
+    return filled
+
+
+def _build_own(model: Any, tables: Mapping[str, HeadTables], *, share: bool) -> PreTrainedModel:  # noqa: ANN401
+    """The same of a model of ours: an ordinary Synthesizer, whose spec says which heads are tables.
+
+    dot  ->  relative@1|dot@3       head 0 of a causal layer of four attends by distance
+    """
+    shortest = min((t.max_len for t in tables.values() if t.kind != RELATIVE), default=None)
+    if shortest is not None and shortest < max(model.config.max_len, model.config.decoder_max_len):
+        model = copy.deepcopy(model)  # tables by position end where they were measured
+        lengths = model.config.max_len, model.config.decoder_max_len
+        model.resize(*(min(length, shortest) for length in lengths))
+    config = copy.deepcopy(model.config)
+    facts, state = config.to_dict(), dict(model.state_dict())
+    for name, stack in stacks_of(model).items():
+        key = "decoder_synthesis" if stack.shape.cross else "synthesis"
+        specs = expand_layers(getattr(config, key), len(stack.layers))
+        for index in range(len(specs)):
+            place = f"{name}.layers.{index}.attention"
+            if place in tables:
+                attention = model.get_submodule(place)
+                specs[index] = _put(state, place, attention, stack, tables[place])
+        facts[key] = specs[0] if len(set(specs)) == 1 else ",".join(specs)
+    return _filled(type(model)(type(config).from_dict(facts)), model, state, share=share)
+
+
+def _put(
+    state: dict[str, Tensor], name: str, attention: Any, stack: Stack, tables: HeadTables  # noqa: ANN401
+) -> str:  # fmt: skip
+    """Change the weights of one layer to those with tables; its spec is returned.
+
+    Dot products and tables are split and joined head by head; groups of any other kind stay whole.
+    """
+    term, new = _term(stack, tables)
+    groups: list[tuple[str, list[dict[str, Tensor]], int]] = []  # spec, weights to join, heads
+    for run in head_runs(attention):
+        keys = [key for key in state if key.startswith(f"{name}.{run.at}")]
+        old = {key.removeprefix(f"{name}.{run.at}"): state.pop(key) for key in keys}
+        if not isinstance(run.part, DotProduct) and run.spec != term:
+            groups.append((run.spec, [old], len(run.heads)))
+            continue
+        for row, head in enumerate(run.heads):
+            spec, rows, at = run.spec, old, row
+            if head in tables.heads:
+                spec, rows, at = term, new, tables.heads.index(head)
+            one = {key: value[at : at + 1] for key, value in rows.items()}
+            if groups and groups[-1][0] == spec:
+                groups[-1] = (spec, [*groups[-1][1], one], groups[-1][2] + 1)
+            else:
+                groups.append((spec, [one], 1))
+    for number, (_, parts, _) in enumerate(groups):
+        inside = "synthesis." if len(groups) == 1 else f"synthesis.groups.{number}."
+        for key in parts[0]:
+            state[f"{name}.{inside}{key}"] = torch.cat([part[key] for part in parts])
+    specs = [f"{spec}@{count}" for spec, _, count in groups]
+    return term if len(groups) == 1 else "|".join(specs)
+
+
+def _term(stack: Stack, tables: HeadTables) -> tuple[str, dict[str, Tensor]]:
+    """The spec of tables in a layer of this stack, and their weights up to its longest sequence."""
+    if tables.kind != RELATIVE:
+        return "random", {"table": _by_position(tables, stack)}
+    offsets, sinks = tables.offsets.detach(), tables.sinks.detach()
+    weights = {"offsets": stretched(offsets, stack.shape.max_len - tables.max_len)}
+    weights["first"] = sinks[:, :1]
+    spec = "relative"
+    if not stack.shape.causal:
+        spec, weights["last"] = "relative:sinks=2", sinks[:, 1:]
+    has_bias = stack.relative is not None or stack.alibi is not None
+    return f"{spec}{':biased=0' * has_bias}", weights
+
+
+def _by_position(tables: HeadTables, stack: Stack) -> Tensor:
+    """Logits (R, N, N) to which the stack will add its bias: it is taken off them."""
+    size = stack.shape.max_len
+    at = torch.arange(size, device=tables.table.device)
+    logits = tables.table.detach()[:, :size, :size].clone()
+    for bias in (
+        None if stack.relative is None else stack.relative(at, at),
+        None if stack.alibi is None else stack.alibi(at, at, logits.dtype),
+    ):
+        if bias is not None:
+            logits -= bias.detach()[0, list(tables.heads)]
+    return logits
+
+
+def convert(
+    audit: Path,
+    out: Path,
+    say: Say,
+    *,
+    heads: int | None = None,
+    keep: float | None = None,
+    tuning: Tuning | None = None,
+    texts: Path | None = None,
+    command: str = "",
+) -> int:
+    """Write the converted model's folder; how many heads were replaced is returned.
+
+    heads   so many; or as many as `keep` this share of the metric's value
+    texts   to tune on
+    """
+    record = read_audit(audit)
+    _check_out(out, is_tuned=tuning is not None)
+    count, name = _count(record, heads, keep), model_path(record)
+    model = load_model(name, record["metric"])
+    _check_same(audit, record, name, say)
+    reader = load_reader(name, model)
+    layers = [Layer(**layer) for layer in record["layers"]]
+    chosen = read_tables(audit, record, record["order"][:count])
+    try:
+        converted = build_converted(model, layers, chosen)
+        _run(converted, reader)
+    except UserError:
+        raise
+    except Exception as error:  # whatever an architecture's code says
+        named = {layer.name for layer in layers} <= {name for name, _ in model.named_modules()}
+        if not named or not record.get("weights"):
+            raise UserError(
+                f"{audit} is an audit of another model than {name} ({cause(error)}); audit this one"
+            ) from None
+        raise UserError(
+            f"a {type(model).__name__} cannot be run with heads left out of it ({cause(error)}); "
+            "audit works, convert does not"
+        ) from None
+    tuned = None
+    if tuning is not None:
+        rows = _tuning_rows(texts, record, model, reader)
+        out.mkdir(parents=True, exist_ok=True)
+        tuned = tune(model, converted, rows, tuning, say, out)
+
+    def fill(folder: Path) -> None:
+        converted.save_pretrained(folder)
+        reader.save(folder)
+        card = model_card(record, count, out.name, tuned, command)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / MANIFEST).write_text(manifest_text(folder, {}), encoding="utf-8")
+
+    remove_leftovers(out.resolve().parent, f"{out.resolve().name}.")
+    write_folder(out, fill, lambda: _clear(out))
+    return count
+
+
+def _check_out(out: Path, *, is_tuned: bool) -> None:
+    """Refuse a folder that holds anything but a tuning that was stopped."""
+    if not os.path.lexists(out):
+        return
+    there = list(out.iterdir()) if out.is_dir() else [out]
+    if any(not is_tuned or not _is_tuning(path) for path in there):
+        raise UserError(f"{out} is not an empty directory; name another --out")
+    check_links(out)
+
+
+def _is_tuning(path: Path) -> bool:
+    """Whether a file is a tuning's checkpoint, or half of one: ours, safetensors' beneath it."""
+    return path.name == CHECKPOINT or path.name.startswith((f".{CHECKPOINT}.", ".tmp"))
+
+
+def _clear(out: Path) -> None:
+    """Make a folder empty that held a tuning."""
+    for path in out.iterdir() if out.is_dir() else ():
+        if _is_tuning(path):
+            path.unlink()
+
+
+def _check_same(audit: Path, record: dict[str, Any], name: str, say: Say) -> None:
+    """Refuse weights and tables that are not those of the audit."""
+    check_tables(audit, record)
+    if record.get("weights"):
+        check_weights(name, record["weights"], audit)
+    else:
+        say(f"{audit / RECORD} names no sha256 of the weights: they cannot be compared")
+    now = hash_readers(name)
+    for file, before in record.get("readers", {}).items():
+        if now.get(file) != before:
+            say(f"{file} of {name} was changed since the audit: the new model gets it as it is now")
+
+
+@torch.no_grad()
+def _run(converted: PreTrainedModel, reader: Reader) -> None:
+    """Let a model read a text: code that needs all heads fails before anything is written."""
+    if reader.kind == TEXTS:
+        with torch.random.fork_rng(devices=[]):
+            converted(**{key: ids[:1] for key, ids in random_texts(converted, 2).items()})
+
+
+def _tuning_rows(
+    texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: Reader
+) -> Rows:
+    """What to tune on: the user's texts or files or, where a run was audited, its train split."""
+    if texts is not None:
+        metric = "loss" if reads_targets(model) else "agreement"
+        if reader.kind != TEXTS:
+            return media_rows(read_media(texts, metric, reader), metric, model, reader)
+        examples = read_examples(texts, metric)
+        rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
+        return token_rows(rows, reader.tokenizer)
+    run = run_of(model_path(record))
+    if run is None:
+        raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
+    return token_rows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
+
+
+def read_tables(
+    path: Path, record: dict[str, Any], heads: Sequence[Sequence[int]]
+) -> dict[int, HeadTables]:
+    """The tables that an audit left for these (layer, head)s, by layer."""
+    file = path / TABLES
+    found = {}
+    try:
+        check_regular_file(file)
+        tensors = load_file(file)
+        for place in sorted({layer for layer, _ in heads}):
+            size = record["layers"][place]["num_heads"]
+            with torch.device("meta"):  # sizes are compared before memory is taken
+                whole = HeadTables(range(size), record["max_len"], record["table"])
+            state = {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
+            whole.load_state_dict(state, assign=True)
+            found[place] = whole
+    except (UserError, PermissionError):
+        raise
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{file} does not fit {RECORD} ({cause}); run synthesizer audit again"
+        ) from None
+    for place, whole in found.items():
+        found[place] = whole.pick(sorted(head for layer, head in heads if layer == place))
+        found[place].requires_grad_(True)
+    return found
+
+
+def _count(record: dict[str, Any], heads: int | None, keep: float | None) -> int:
+    total = len(record["order"])
+    if (heads is None) == (keep is None):
+        raise UserError("give either --heads N or --keep SHARE, to say how many heads to replace")
+    if heads is not None:
+        if not 1 <= heads <= total:
+            more = " that are dot products" if _tables_before(record) else ""
+            raise UserError(f"--heads is {heads}; the model has {total}{more}: give 1 to {total}")
+        return heads
+    keep = float(keep or 0)
+    if not 0 < keep < 1:
+        raise UserError(f"--keep is {keep}; give the share of quality to keep, as in 0.99")
+    points = [Point(**point) for point in record["curve"]]
+    best = most_heads(points, (1 - keep) * abs(record["value"]))
+    if not best.replaced:
+        raise UserError(
+            f"the audit shows no head that can go at --keep {keep}; give a smaller share, "
+            "or --heads N"
+        )
+    return best.replaced
+
+
+def _tables_before(record: dict[str, Any]) -> int:
+    return tables_before([Layer(**layer) for layer in record["layers"]])
+
+
+def model_card(
+    record: dict[str, Any], count: int, name: str, tuned: Tuned | None, command: str
+) -> str:
+    """The folder's README, with the front matter that the hub reads."""
+    base, metric, reads = model_name(record), record["metric"], record.get("reads", TEXTS)
+    point = next((p for p in record["curve"] if p["replaced"] == count), None)
+    matter: dict[str, Any] = {
+        "library_name": "transformers",
+        "base_model": base,
+        "tags": ["synthesizer", "attention"],
+    }
+    said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
+    tasks = METRICS[metric].tasks
+    if point is not None and tuned is None:
+        result = {
+            "task": {"type": tasks.get(reads, tasks[TEXTS])},
+            "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
+            "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
+        }
+        matter["model-index"] = [{"name": name, "results": [result]}]
+        said = (
+            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of "
+            f"{plain(record['data'])}, the original's {record['value']:.4g}; the loss of "
+            f"{point['cost']:.3g} has the interval {point['low']:.3g} to {point['high']:.3g}."
+        )
+    elif tuned is not None:
+        said = (
+            f"Tuned for {len(tuned.losses)} steps after conversion: on held-out texts the distance "
+            f"from the original went from {tuned.before:.3g} to {tuned.after:.3g}; {metric} was "
+            "not measured since."
+        )
+    where = "synthesis" if record.get("model_type") == "synthesizer" else "replaced"
+    by = "distance" if record["table"] == "relative" else "position"
+    architecture = str(record.get("architecture", ""))
+    auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
+    if reads == SOUNDS and auto == "AutoModelForSeq2SeqLM":
+        auto = "AutoModelForSpeechSeq2Seq"
+    variable, reader = _READERS.get(reads, _READERS[TEXTS])
+    before = _tables_before(record)
+    heads = f"{before + count} of {before + len(record['order'])}"
+    front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
+    return f"""---
+{front}
+---
+# {plain(base)}, {heads} heads as tables
+
+In the heads that `config.json` names under `{where}`, attention is a learned table by {by}:
+they have no query and no key projection. {said}
+
+```python
+import synthesizer_attention.models  # registers the classes; without it the folder cannot be loaded
+from transformers import {auto}, {reader}
+
+model = {auto}.from_pretrained("{name}")
+{variable} = {reader}.from_pretrained("{name}")
+```
+
+Made by
+
+{fenced(command or "synthesizer convert")}
+"""
+
+
+_AUTO = {  # by how the name of a class ends
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForAudioClassification": "AutoModelForAudioClassification",
+}
+_READERS = {
+    TEXTS: ("tokenizer", "AutoTokenizer"),
+    IMAGES: ("processor", "AutoImageProcessor"),
+    SOUNDS: ("processor", "AutoFeatureExtractor"),
+}

@@ -1,0 +1,304 @@
+"""What replacing heads costs and saves.
+
+Costs are measured head by head, then of more and more of them, with intervals. A cost is positive
+where the model gets worse, in the metric's own unit. Intervals resample the examples, the same ones
+for both models, so that what is hard for both cancels.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from synthesizer_attention.audit.averages import Average
+from synthesizer_attention.audit.converted import kept_keys
+from synthesizer_attention.audit.examples import (
+    METRICS,
+    Examples,
+    Outcome,
+    agreement_statistics,
+    run,
+)
+from synthesizer_attention.audit.hook import Hook, Layer
+from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.benchmark.clock import Timing, time_in_turn
+from synthesizer_attention.metrics.per_example import Statistics
+
+Head = tuple[int, int]  # layer, head
+RESAMPLES = 2000
+LEVEL = 0.05  # the chance that a bound is passed, at each end
+_NORMAL = 1.6449  # its quantile
+LENGTHS = (64, 256, 512)  # timed where the user names none
+MOST_TOKENS = 2048  # of a timed pass
+MOST_WORK = 5e10  # its tokens times the model's parameters: large models are timed on fewer
+ROUNDS = 3
+_FLOAT = 4  # bytes
+
+
+class Auditor:
+    """Replace heads of a hooked model by their averages, and measure."""
+
+    def __init__(
+        self, hook: Hook, averages: Sequence[Average], kind: str, measured: Measured | None = None
+    ) -> None:
+        self.hook = hook
+        self.heads: list[Head] = [
+            (place, head) for place, layer in enumerate(hook.layers) for head in layer.dots
+        ]
+        self.whole = [average.tables(kind) for average in averages]
+        self.measured = measured or Measured()
+        self.original = cache(partial(self.outcome, ()))  # of examples, each read once
+
+    def tables(self, heads: Iterable[Head]) -> dict[int, HeadTables]:
+        """By layer, the tables of these heads."""
+        chosen: dict[int, list[int]] = {}
+        for layer, head in sorted(map(tuple, heads)):
+            chosen.setdefault(layer, []).append(head)
+        return {layer: self.whole[layer].pick(inside) for layer, inside in chosen.items()}
+
+    def outcome(self, heads: Iterable[Head], examples: Examples) -> Outcome:
+        """What the model makes of the examples with these heads replaced."""
+        self.hook.tables = self.tables(heads)
+        try:
+            return run(self.hook.model, examples)
+        finally:
+            self.hook.tables = {}
+
+    def costs(
+        self, examples: Examples, replaced: Sequence[Head] = (), *, say: Say
+    ) -> list[HeadCost]:
+        """What each head not yet replaced costs beyond those that are, cheapest first."""
+        base = cache(lambda: self.outcome(replaced, examples))
+
+        def cost(head: Head) -> HeadCost:
+            outcome = self.outcome([*replaced, head], examples)
+            original = self.original(examples)
+            moved = outcome.moved_from(original, examples.metric)
+            center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
+            interval = center - _NORMAL * error, center + _NORMAL * error
+            point = compare(outcome, base() if replaced else original, original, examples, 1)
+            return HeadCost(*head, center, *interval, point.cost, point.low, point.high)
+
+        measures = {
+            f"head {head} of layer {layer} behind {len(replaced)}": partial(cost, (layer, head))
+            for layer, head in self.heads
+            if (layer, head) not in replaced
+        }
+        found = self.measured.all(measures, HeadCost, say, "heads")
+        return sorted(found, key=lambda cost: cost.moved)
+
+    def walk(
+        self, examples: Examples, first: Sequence[HeadCost], steps: int, say: Say
+    ) -> list[Head]:
+        """Put all heads in the order of what they cost, measured again after each step."""
+        order: list[Head] = []
+        ranked = list(first)
+        size = max(1, math.ceil(len(self.heads) / steps))
+        while ranked:
+            order += [(cost.layer, cost.head) for cost in ranked[:size]]
+            if len(order) >= len(self.heads):
+                break
+            say(f"{len(order)} of {len(self.heads)} heads ranked; measuring the others again")
+            ranked = self.costs(examples, order, say=say)
+        return order
+
+    def curve(
+        self, examples: Examples, order: Sequence[Head], counts: Sequence[int], say: Say,
+        name: str = "measured",
+    ) -> list[Point]:  # fmt: skip
+        """The metric with the first k heads of the order replaced, for every k of counts."""
+
+        def point(count: int) -> Point:
+            original = self.original(examples)
+            outcome = self.outcome(order[:count], examples) if count else original
+            found = replace(compare(outcome, original, original, examples, count), order=name)
+            say(f"{count} of {len(order)} heads replaced: {found.value:.4g}")
+            return found
+
+        measures = {f"{count} in {name} order": partial(point, count) for count in counts}
+        return self.measured.all(measures, Point, say, "points")
+
+    def most_moved(
+        self, examples: Examples, heads: Sequence[Head], count: int
+    ) -> list[dict[str, Any]]:
+        """The examples whose outputs move farthest with these heads replaced."""
+        original, outcome = self.original(examples), self.outcome(heads, examples)
+        moved = outcome.moved_from(original, examples.metric)
+        if examples.metric == "spearman":  # a row of its own for each text of a pair
+            moved = moved.reshape(-1, 2).mean(1)
+        names = self.hook.model.config.id2label if examples.metric == "accuracy" else {}
+        return [
+            {
+                "place": place,
+                "texts": [text[:200] for text in examples.texts[place]],
+                "target": names.get(target := examples.targets[place], target),
+                "moved": float(moved[place]),
+                "before": names.get(shown := examples.shown(original, place), shown),
+                "after": names.get(shown := examples.shown(outcome, place), shown),
+            }
+            for place in np.argsort(-moved)[:count].tolist()
+            if place < len(examples.texts)
+        ]
+
+    def shuffled(self, seed: int) -> list[Head]:
+        """All heads in random order: what the ranking must beat."""
+        order = list(self.heads)
+        random.Random(seed).shuffle(order)
+        return order
+
+
+def compare(
+    outcome: Outcome, base: Outcome, original: Outcome, examples: Examples, replaced: int
+) -> Point:
+    """The metric of one outcome, and how much worse it is than another, with its interval."""
+    ours, theirs = (_statistics(o, original, examples) for o in (outcome, base))
+    sign = 1.0 if METRICS[examples.metric].higher_is_better else -1.0
+    value, before = (examples.value(each.sum(0)) for each in (ours, theirs))
+    drawn = resampled_costs(ours, theirs, examples) * sign
+    low, high = np.quantile(drawn, [LEVEL, 1 - LEVEL])
+    return Point(replaced, value, sign * (before - value), float(low), float(high))
+
+
+def resampled_costs(
+    ours: Statistics, theirs: Statistics, examples: Examples, seed: int = 0
+) -> NDArray[np.float64]:
+    """theirs - ours, on resamples of the examples that both share."""
+    count = len(ours)
+    generator = np.random.default_rng(seed)
+    drawn = np.empty(RESAMPLES)
+    for place in range(RESAMPLES):
+        times = np.bincount(generator.integers(count, size=count), minlength=count)
+        drawn[place] = examples.value(times @ theirs) - examples.value(times @ ours)
+    return drawn
+
+
+def _statistics(outcome: Outcome, original: Outcome, examples: Examples) -> Statistics:
+    if examples.metric == "agreement":
+        return agreement_statistics(outcome, original)
+    return outcome.statistics
+
+
+def most_heads(points: Sequence[Point], margin: float) -> Point:
+    """The last point of the curve before one whose cost may pass the margin.
+
+    Points are tried in a fixed order and the first failure ends it, so that the chance of a wrong
+    claim is that of one test, however many points there are.
+    """
+    best = points[0]
+    for point in points[1:]:
+        if point.high > margin:
+            break
+        best = point
+    return best
+
+
+def sentence(point: Point, total: int, margin: float, metric: str, before: int = 0) -> str:
+    """The answer, in words; `before` heads were tables when the audit began."""
+    start = f" Of the model as it is: {before} of its heads are tables already." if before else ""
+    unit = METRICS[metric].unit
+    if not point.replaced:
+        return (
+            f"No head can be shown to be a table at a loss of at most {margin:.3g} {unit}: "
+            f"measure on more examples, or allow more with a smaller --keep.{start}"
+        )
+    which = "further heads" if before else "heads"
+    return (
+        f"{point.replaced} of {total} {which} can be tables at a loss of at most {margin:.3g} "
+        f"{unit} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
+        f"{start}"
+    )
+
+
+def why_ended(points: Sequence[Point], best: Point, margin: float, metric: str) -> str:
+    """Whether the next point of the curve costs too much, or examples are too few to tell."""
+    after = next((point for point in points if point.replaced > best.replaced), None)
+    if after is None:
+        return ""
+    unit = METRICS[metric].unit
+    heads = "1 head" if after.replaced == 1 else f"{after.replaced} heads"
+    found = f"{after.cost:.3g} {unit} (interval {after.low:.3g} to {after.high:.3g})"
+    if after.cost > margin:
+        return f"With {heads} the loss is more than that: {found}."
+    return (
+        f"With {heads} the measured loss is within it, and its interval is not: {found}. More "
+        "examples would narrow it."
+    )
+
+
+def checkpoints_of(total: int, steps: int) -> list[int]:
+    """The numbers of heads at which the curve is measured: in equal steps from none to all.
+
+    The first step is halved down to one head, so that "no head" is said of one that was tried.
+    """
+    counts = {round(step * total / steps) for step in range(steps + 1)}
+    first = min(counts - {0})
+    return sorted(counts | {max(1, first >> halved) for halved in range(first.bit_length())})
+
+
+def size_with(
+    layers: Sequence[Layer], d_model: int, length: int, replaced: Iterable[tuple[int, int]]
+) -> dict[str, int]:
+    """Of all attention layers with these (layer, head)s replaced by tables of this length.
+
+    Parameters of projections and tables, biases aside; FLOPs of a token in a text of this length;
+    bytes that a decoded token keeps.
+    """
+    gone = {place: list(layer.tables) for place, layer in enumerate(layers)}
+    for place, head in replaced:
+        gone[place].append(head)
+    parameters = flops = cache = 0
+    for place, layer in enumerate(layers):
+        facts = {**asdict(layer), "heads": gone[place]}
+        dots, keys = layer.num_heads - len(facts["heads"]), len(kept_keys(facts))
+        weights = d_model * layer.d_head * (dots + keys + layer.num_key_heads + layer.num_heads)
+        parameters += weights + len(facts["heads"]) * (2 * length + 1)
+        flops += 2 * weights + 2 * length * layer.d_head * (dots + layer.num_heads)
+        cache += _FLOAT * layer.d_head * (keys + layer.num_key_heads) if layer.causal else 0
+    return {"parameters": parameters, "flops": flops, "cache_bytes": cache}
+
+
+def random_texts(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
+    """Unpadded texts of random tokens: neither changes what is computed."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (num_timed(model, length), length))
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    )
+
+
+def num_timed(model: PreTrainedModel, length: int) -> int:
+    """How many examples of this length a timed pass reads."""
+    tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in model.parameters()))
+    return max(1, int(tokens) // length)
+
+
+def measure_speed(
+    models: Mapping[int, PreTrainedModel], batches: Mapping[int, dict[str, Tensor]]
+) -> list[dict[str, Any]]:
+    """Milliseconds of a forward pass over a batch of each length, best of ROUNDS.
+
+    Models are named by how many of their heads are replaced, and are timed in turn.
+    """
+    rows = []
+    for length, inputs in batches.items():
+        works = [partial(_forward, model, inputs) for model in models.values()]
+        rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
+        tokens = length * len(next(iter(inputs.values())))
+        for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
+            best = 1000 * Timing(seconds).best
+            rows.append({"length": length, "tokens": tokens, "replaced": replaced, "ms": best})
+    return rows
+
+
+@torch.no_grad()
+def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> object:
+    return model(**inputs)

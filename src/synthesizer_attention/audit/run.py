@@ -1,0 +1,492 @@
+"""One audit, from a model and examples to an answer.
+
+Rows that judge are not those that fit: half of the data averages and ranks, the other half makes
+the curve, unless --fit names a file of its own. A run of ours has data of its own: its train
+split fits, its test split judges.
+"""
+
+import json
+import math
+import platform
+import random
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import synthesizer_attention
+from synthesizer_attention.audit.averages import Average, explain, measure_averages
+from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import replaced_before
+from synthesizer_attention.audit.cost import (
+    LENGTHS,
+    Auditor,
+    checkpoints_of,
+    measure_speed,
+    most_heads,
+    num_timed,
+    random_texts,
+    sentence,
+    size_with,
+    why_ended,
+)
+from synthesizer_attention.audit.examples import (
+    METRICS,
+    Example,
+    Examples,
+    Outcome,
+    RunData,
+    check_metric,
+    encode,
+    guess_metric,
+    read_examples,
+)
+from synthesizer_attention.audit.hook import Hook, Layer, cause, is_own, other_layers, tables_before
+from synthesizer_attention.audit.load import (
+    IMAGES,
+    TEXTS,
+    Reader,
+    attend_fast,
+    hash_readers,
+    hash_weights,
+    is_causal,
+    load_model,
+    load_reader,
+    num_positions,
+    run_of,
+)
+from synthesizer_attention.audit.media import encode_media, media_of, read_media, thumbnail
+from synthesizer_attention.audit.page import audit_page
+from synthesizer_attention.audit.record import (
+    PAGE,
+    RECORD,
+    TABLES,
+    Measured,
+    Say,
+    checksum,
+    fingerprint,
+)
+from synthesizer_attention.audit.tables import KINDS
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.disk import write_atomically
+from synthesizer_attention.experiment.lock import locked
+from synthesizer_attention.experiment.run import (
+    make_folder,
+    provenance,
+    remove_leftovers,
+    write_text,
+)
+from synthesizer_attention.manifest import sha256
+
+LONGEST = 512  # tokens of a text, where neither the user nor the model says less
+SHOWN = 5  # examples whose outputs moved farthest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    model: str
+    data: Path | None  # None: the run's own
+    out: Path
+    metric: str | None = None
+    keep: float = 0.99
+    fit: Path | None = None
+    max_len: int | None = None
+    examples: int | None = None  # that judge
+    fit_examples: int = 1000  # whose attention is averaged
+    rank_examples: int = 100
+    steps: int = 12  # of the curve
+    rankings: int = 3  # how often the ranking is measured
+    table: str = "relative"
+    lengths: tuple[int, ...] = ()  # of timed texts
+    seed: int = 0
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the examples that average, rank and judge its heads."""
+
+    model: PreTrainedModel
+    reads: str  # texts, images or sounds
+    metric: str
+    max_len: int
+    fit: Examples
+    rank: Examples
+    judge: Examples
+    files: list[Example]  # those that judge, of images and sounds
+    left: dict[str, str]  # layers that are no dot product, and their specs
+    weights: dict[str, str]  # the sha256 of each file
+
+
+def read_subject(asked: Asked) -> Subject:
+    """Load the model, and encode the examples."""
+    model = load_model(asked.model, asked.metric)
+    weights = hash_weights(asked.model)
+    reader = load_reader(asked.model, model)
+    metric = asked.metric or guess_metric(model)
+    check_metric(metric, model)
+    files: list[Example] = []
+    if asked.data is None:
+        max_len = max(model.config.max_len, model.config.decoder_max_len)
+        fit, rank, judge = _run_parts(asked, metric)
+    else:
+        streams = metric == "loss" and is_causal(model)
+        fitting, judging = _split(asked, asked.data, metric, reader, streams)
+        limits = (
+            (fitting, asked.fit_examples),
+            (fitting, asked.rank_examples),
+            (judging, asked.examples),
+        )
+        if reader.kind == TEXTS:
+            max_len, tokenizer = _max_len(asked, model), reader.tokenizer
+            fit, rank, judge = (
+                encode(rows, metric, model, tokenizer, max_len, limit, asked.seed)
+                for rows, limit in limits
+            )
+        else:
+            for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
+                if given:
+                    raise UserError(
+                        f"{name} is for texts, and the model reads {reader.kind}; leave it out"
+                    )
+            media, max_len = media_of([*fitting, *judging], metric, model, reader)
+            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
+            files = judging
+    parts = (fit, rank, judge)
+    return Subject(model, reader.kind, metric, max_len, *parts, files, _left(model), weights)
+
+
+def _left(model: PreTrainedModel) -> dict[str, str]:
+    """Layers that are no dot product and are left as they are, by name, and their specs."""
+    if is_own(model):
+        return other_layers(model)
+    before = replaced_before(model).items()
+    return {name: str(facts["spec"]) for name, facts in before if "spec" in facts}
+
+
+def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
+    """What fits, ranks and judges, of a run's own data."""
+    run = run_of(asked.model)
+    assert run is not None
+    data = RunData(run, metric)
+    fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
+    return fit, rank, data.judging(asked.examples, asked.seed)
+
+
+def _split(
+    asked: Asked, data: Path, metric: str, reader: Reader, streams: bool
+) -> tuple[list[Example], list[Example]]:
+    """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts."""
+    read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
+    if asked.fit is not None:
+        judging = _shuffled(read(data, metric), asked.seed, streams)
+        return _shuffled(read(asked.fit, metric), asked.seed, streams), judging
+    rows = _shuffled(read(data, metric), asked.seed, streams)
+    if len(rows) < 4:
+        raise UserError(
+            f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
+            "judge by, and hundreds for an answer"
+        )
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def _shuffled(rows: list[Example], seed: int, streams: bool) -> list[Example]:
+    """In random order; rows that make windows of one stream stay beside their neighbours."""
+    return rows if streams else random.Random(seed).sample(rows, len(rows))
+
+
+def check_asked(asked: Asked) -> None:
+    """Refuse what can be refused before a model is loaded."""
+    if asked.metric is not None and asked.metric not in METRICS:
+        raise UserError(f"--metric is {asked.metric!r}; choose from {', '.join(METRICS)}")
+    if asked.table not in KINDS:
+        raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
+    if asked.data is None:
+        if run_of(asked.model) is None:
+            raise UserError(
+                f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
+                "on; give a file of texts, or a directory of images, behind it"
+            )
+        for name, given in (("--fit", asked.fit), ("--max-len", asked.max_len)):
+            if given is not None:
+                raise UserError(
+                    f"{name} is for the texts of a file, and a run's own data are split and cut as "
+                    f"in training; leave it out, or name a file of texts"
+                )
+    if not 0 < asked.keep < 1:
+        raise UserError(f"--keep is {asked.keep}; give the share of quality to keep, as in 0.99")
+    check_unfinished(asked.out)
+    if asked.out.exists() and not asked.out.is_dir():
+        raise UserError(f"{asked.out} is not a directory; name another --out")
+
+
+def check_unfinished(out: Path) -> None:
+    """Refuse a folder that holds an audit."""
+    if (out / RECORD).exists():
+        raise UserError(f"{out} holds an audit already; name another --out, or remove it")
+
+
+def _check_kind(asked: Asked, model: PreTrainedModel) -> None:
+    """New tables of a converted model are of the kind of those it has."""
+    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
+    if kinds - {asked.table}:
+        (kind,) = kinds - {asked.table}
+        raise UserError(
+            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
+            f"{kind}, or audit the model that it was made of"
+        )
+
+
+def _max_len(asked: Asked, model: PreTrainedModel) -> int:
+    limit = num_positions(model)
+    if asked.max_len is None:
+        return min(LONGEST, limit or LONGEST)
+    if limit is not None and asked.max_len > limit:
+        raise UserError(
+            f"--max-len is {asked.max_len} and the model has positions for {limit} tokens; "
+            f"give at most {limit}: longer texts are cut there, and counted"
+        )
+    return asked.max_len
+
+
+def timed_lengths(asked: Asked, model: PreTrainedModel) -> list[int]:
+    """The lengths to time: the user's, or those of LENGTHS that the model has positions for."""
+    limit = num_positions(model)
+    longer = [length for length in asked.lengths if limit is not None and length > limit]
+    if longer:
+        raise UserError(
+            f"--length is {longer[0]} and the model has positions for {limit} tokens; "
+            f"give at most {limit}"
+        )
+    return [n for n in asked.lengths or LENGTHS if n <= (limit or LONGEST) or asked.lengths]
+
+
+def audit(asked: Asked, say: Say) -> dict[str, Any]:
+    """Measure which heads need their dot products; leave a record, tables and a page in out.
+
+    An audit that was stopped goes on behind what it has measured.
+    """
+    check_asked(asked)
+    subject = read_subject(asked)
+    timed = _timed(asked, subject)
+    _check_kind(asked, subject.model)
+    hook = Hook(subject.model)
+    with hook:
+        hook.discover(subject.judge.probe(subject.model))
+    if subject.left:
+        named = ", ".join(f"{name} ({spec})" for name, spec in subject.left.items())
+        say(f"left as they are: {named}")
+    make_folder(asked.out)
+    with locked(asked.out, "auditing", say):
+        check_unfinished(asked.out)  # the process that was waited for may have finished it
+        remove_leftovers(asked.out)
+        with hook:
+            record = _record(asked, hook, subject)
+            count = len(hook.layers)
+            say(f"{count} layers of self-attention; averaging the attention of each head")
+            averages = measure_averages(hook, subject.fit.inputs(subject.model), subject.max_len)
+            auditor = _auditor(asked, subject, hook, averages, say)
+            record |= _measure(asked, subject, auditor, averages, say)
+        record["sizes"] = sizes(record)
+        say("timing forward passes")
+        record["speed"], record["untimed"] = _speeds(subject.model, record, auditor, timed)
+        if record["untimed"]:
+            say(f"speed was not measured: {record['untimed']}")
+        _write(asked.out, record, averages, asked.table)
+        auditor.measured.finish()
+    return record
+
+
+def _auditor(
+    asked: Asked, subject: Subject, hook: Hook, averages: list[Average], say: Say
+) -> Auditor:
+    """An auditor that remembers what the same command has measured before it was stopped.
+
+    Averages tell one model's weights from others'. On another number of threads sums are rounded
+    otherwise, and measurements would be mixed.
+    """
+    auditor = Auditor(hook, averages, asked.table)
+    facts = {name: str(value) for name, value in asdict(asked).items()}
+    for name in ("out", "command", "lengths"):
+        del facts[name]
+    parameters = [p for tables in auditor.whole for p in tables.parameters()]
+    tensors = [t for part in (subject.rank, subject.judge) for t in part.tensors()]
+    facts |= {
+        "commit": str(provenance()["commit"]),
+        **_versions(),
+        "number of threads": str(torch.get_num_threads()),
+        "checksum of texts": str(fingerprint(tensors)),
+        "checksum of averages": str(fingerprint(parameters)),
+        "sha256 of weights": " ".join(subject.weights.values()),
+        "sha256 of config and tokenizer": " ".join(hash_readers(asked.model).values()),
+    }
+    auditor.measured = Measured(asked.out, facts)
+    if auditor.measured.num_known:
+        say(f"going on behind {auditor.measured.num_known} measurements")
+    return auditor
+
+
+def _measure(
+    asked: Asked, subject: Subject, auditor: Auditor, averages: list[Average], say: Say
+) -> dict[str, Any]:
+    """Rank the heads, walk down the ranking, and answer."""
+    rank, judge = subject.rank, subject.judge
+    for examples in (rank, judge):
+        _check_finite(auditor.original(examples), examples)
+    explained = explain(auditor.hook, rank.inputs(subject.model), averages)
+    before = tables_before(auditor.hook.layers)
+    if before:
+        say(f"{before} heads are tables already, and stay as they are")
+    say(f"replacing each of {len(auditor.heads)} heads alone")
+    costs = auditor.costs(rank, say=say)
+    order = auditor.walk(rank, costs, asked.rankings, say)
+    points = auditor.curve(judge, order, checkpoints_of(len(order), asked.steps), say)
+    margin = (1 - asked.keep) * abs(points[0].value)
+    best = most_heads(points, margin)
+    halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
+    control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say, "random")
+    moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
+    for example in moved if subject.reads == IMAGES else ():
+        example["image"] = thumbnail(subject.files[example["place"]])
+    return {
+        "left": subject.left,
+        "value": points[0].value,
+        "margin": margin,
+        "curve": [asdict(point) for point in points],
+        "control": [asdict(point) for point in control],
+        "order": order,
+        "most_moved": moved,
+        "heads": [asdict(c) | asdict(explained[c.layer][c.head]) for c in costs],
+        "answer": asdict(best),
+        "sentence": sentence(best, len(order), margin, subject.metric, before),
+        "ended": why_ended(points, best, margin, subject.metric),
+    }
+
+
+def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
+    """Parameters, FLOPs and cache at every point of a record's curve."""
+    layers = [Layer(**layer) for layer in record["layers"]]
+    length = record["max_len"]
+    return [
+        size_with(layers, record["d_model"], length, record["order"][: point["replaced"]])
+        for point in record["curve"]
+    ]
+
+
+def _speeds(
+    model: PreTrainedModel,
+    record: dict[str, Any],
+    auditor: Auditor,
+    timed: dict[int, dict[str, Tensor]],
+) -> tuple[list[Any], str]:
+    """Time the original beside models along the curve: thirds of it, and the answer.
+
+    Where that cannot be done nothing is timed, and why is said: all else has been measured.
+    """
+    models, total = {0: model}, len(record["order"])
+    counts = {total // 3, 2 * total // 3, record["answer"]["replaced"], total} - {0}
+    try:
+        for count in sorted(counts if timed else ()):
+            tables = auditor.tables(record["order"][:count])
+            models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
+        attend_fast(model)
+        return measure_speed(models, timed), ""
+    except Exception as error:  # of an architecture that can be audited and not converted
+        name = type(model).__name__
+        return [], f"{name} cannot be run with heads left out of it ({cause(error)})"
+
+
+def _check_finite(original: Outcome, examples: Examples) -> None:
+    """Refuse a model that nothing can be compared with."""
+    value = examples.value(original.statistics.sum(0))
+    wrong = int((~original.outputs.isfinite()).any(-1).sum())
+    if wrong or not math.isfinite(value):
+        value = value if not math.isfinite(value) else math.nan
+        raise UserError(
+            f"the model's own {examples.metric} is {value} ({wrong} of {len(original.outputs)} "
+            "outputs are no numbers); check its weights, its config.json and the data"
+        )
+
+
+def _timed(asked: Asked, subject: Subject) -> dict[int, dict[str, Tensor]]:
+    """Inputs to time, by length: random texts, or the first images or sounds."""
+    model = subject.model
+    if subject.reads == TEXTS:
+        return {length: random_texts(model, length) for length in timed_lengths(asked, model)}
+    inputs, count = subject.judge.probe(model), num_timed(model, subject.max_len)
+    return {subject.max_len: {name: value[:count] for name, value in inputs.items()}}
+
+
+def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
+    """What was measured, on what, with what."""
+    fit, rank, judge = subject.fit, subject.rank, subject.judge
+    config, run = hook.model.config, run_of(asked.model)
+    name = "" if run is None else run.recipe().name
+    data, fitted = f"{name}, its test split", "its train split"
+    if asked.data is not None:
+        data, fitted = asked.data.name, asked.fit.name if asked.fit else "half of the rows"
+    return {
+        "model": asked.model,
+        "path": str(Path(asked.model).resolve()) if Path(asked.model).exists() else "",
+        "weights": subject.weights,
+        "readers": hash_readers(asked.model),
+        "run": name,
+        "architecture": type(hook.model).__name__,
+        "model_type": config.model_type,
+        "d_model": config.get_text_config().hidden_size,
+        "data": data,
+        "fit": fitted,
+        "reads": subject.reads,
+        "metric": subject.metric,
+        "higher_is_better": METRICS[judge.metric].higher_is_better,
+        "keep": asked.keep,
+        "table": asked.table,
+        "max_len": subject.max_len,
+        "num_fit": len(fit),
+        "num_rank": len(rank),
+        "num_judge": len(judge),
+        "num_fit_rows": fit.drawn_from,
+        "num_judge_rows": judge.drawn_from,
+        "num_cut": fit.num_cut + judge.num_cut,
+        "seed": asked.seed,
+        "layers": [asdict(layer) for layer in hook.layers],
+        "parameters": sum(p.numel() for p in hook.model.parameters()),
+        "command": asked.command,
+        "commit": provenance()["commit"],
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "synthesizer": synthesizer_attention.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:
+    tensors = {
+        f"{place}.{name}": parameter.detach().contiguous()
+        for place, average in enumerate(averages)
+        for name, parameter in average.tables(kind).named_parameters()
+    }
+    write_atomically(out / TABLES, lambda path: _fill(path, save(tensors)))
+    record["tables_sha256"] = sha256(out / TABLES)
+    record["checksum"] = checksum(json.loads(json.dumps(record)))
+    text = json.dumps(record, indent=1)
+    write_text(out / PAGE, audit_page(json.loads(text), out / TABLES))
+    write_text(out / RECORD, text)  # last: with it, the audit is finished
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,277 @@
+"""From a recipe's rows to encoded splits: what every task shares before its batches."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from synthesizer_attention.data.batch import Ragged
+from synthesizer_attention.data.columns import (
+    SAMPLE,
+    Faults,
+    cut_splits,
+    draw,
+    hash_text,
+    infer_columns,
+    read_rows,
+)
+from synthesizer_attention.data.encoded_cache import Entry, cache_folder, cache_key, fetch
+from synthesizer_attention.data.encoder import Encoder
+from synthesizer_attention.data.files import Row
+from synthesizer_attention.data.sources import SPLITS, Source, data_folder, open_source
+from synthesizer_attention.data.spill import Fields, RaggedWriter, Table
+from synthesizer_attention.data.tokenizer import fingerprint, load_tokenizer, wrap
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.experiment.recipe_keys import Data, Text
+
+Array = NDArray[Any]
+Columns = dict[str, str]  # role -> column
+
+MOST_PIECES = 20_000_000  # bytes of training text that the pieces of BPE are learned from, or:
+PER_PIECE = 2_500  # bytes for each of them, where that is more
+
+
+class Examples:
+    """The examples of each split, read once; `report` says what was found.
+
+    `read` makes the examples of one row; a missing split is cut from train by the hash of the
+    inputs. Train is read at once, the other files when they are asked for.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        source: Source,
+        roles: Fields | Callable[[list[Row]], Fields],
+        read: Callable[[Row, Columns], list[Fields]],
+    ) -> None:
+        self._data, self._source, self._read = data, source, read
+        rows = source.splits["train"]()
+        whole = data.train and not data.streaming  # a user's file may be sorted
+        sample, _ = draw(rows if whole else islice(rows, SAMPLE), SAMPLE)
+        rows = source.splits["train"]()
+        named = roles(sample) if callable(roles) else roles
+        self.columns = infer_columns(sample, named, data.columns)
+        self.report: dict[str, Any] = {"origin": source.origin, "columns": self.columns}
+        self.report |= {"examples": {}, "bad_rows": {}}
+        self._tables: dict[str, Table] = {}
+        missing = [split for split in SPLITS if split not in source.splits]
+        if not missing:
+            self._tables["train"] = Table.of(self._examples("train", rows))
+            return
+        hashes = bytearray()
+        table = Table.of(self._examples("train", rows, hashes))
+        homes = cut_splits(hashes, missing, data.holdout)
+        self._tables = {
+            split: table.take(homes == number) for number, split in enumerate(("train", *missing))
+        }
+        by = {"splits": missing, "share": data.holdout, "by": "hash of the input"}
+        self.report["cut_from_train"] = by
+
+    def split(self, split: str) -> Table:
+        """The examples of one split, in order."""
+        if split not in self._tables:
+            self._tables[split] = Table.of(self._examples(split, self._source.splits[split]()))
+        table = self._tables[split]
+        if not len(table):
+            raise UserError(f"the {split} split has no example; check [data]")
+        self.report["examples"][split] = len(table)
+        return table
+
+    def whole_column(self, index: int) -> Iterator[str]:
+        """One field of every example of the train files, those of splits cut from it included."""
+        cut = self.report.get("cut_from_train", {"splits": []})["splits"]
+        return chain.from_iterable(self._tables[s].column(index) for s in ("train", *cut))
+
+    def _examples(
+        self, split: str, rows: Iterable[Row], hashes: bytearray | None = None
+    ) -> Iterator[Fields]:
+        """Those of every good row; `hashes` gets one of each example, of all its row's inputs."""
+        faults = Faults(self._data.skip_bad)
+        for examples in read_rows(rows, lambda row: self._read(row, self.columns), faults):
+            if hashes is not None:
+                key = "\0".join([fields[0] for fields in examples])
+                hashes += hash_text(key) * len(examples)
+            yield from examples
+        if faults.counts:
+            self.report["bad_rows"][split] = dict(faults.counts)
+
+
+def tokenizer_texts(
+    text: Text, train: Table, columns: list[int], report: dict[str, Any]
+) -> list[Iterator[str]]:
+    """What a tokenizer is learned from: columns of train, or every so-manieth text of large ones.
+
+    Only the pieces of BPE, which take longest, are learned from a sample, and the report says so.
+    """
+    size = sum(train.num_bytes(column) for column in columns)
+    most = max(MOST_PIECES, PER_PIECE * text.vocab_size)
+    step = max(1, -(-size // most)) if text.kind == "bpe" else 1
+    if step > 1:
+        much = f"{size / 1e6:,.0f} million bytes"
+        report["tokenizer_sample"] = f"1 of {step} training texts ({much} in all)"
+    return [train.column(column, step) for column in columns]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How long one field may be, which key says so, and which end is kept."""
+
+    length: int
+    key: str
+    keep_end: bool = False
+
+
+class Fitter:
+    """Encode examples within limits, counting what was truncated or dropped.
+
+    Only train loses examples: an over-long one of validation or test is truncated, so that every
+    method is scored on the same examples.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, limits: list[Limit], data: Data, *, closed: bool
+    ) -> None:
+        self._tokenizer, self._limits, self._policy = tokenizer, limits, data.overlong
+        self._encode = Encoder(tokenizer, closed=closed)
+        self.report: dict[str, dict[str, int]] = {}
+        self.longest: dict[str, int] = {}  # 99 of 100 examples of a split have up to so many tokens
+
+    def encode(self, split: str, examples: Table) -> tuple[list[Ragged], Table]:
+        """Token numbers of the first fields, one Ragged each, and the examples kept."""
+        counts: Counter[str] = Counter()
+        sides = [RaggedWriter() for _ in self._limits]
+        kept = np.ones(len(examples), dtype=bool)
+        lengths = np.zeros(len(examples), dtype=np.int32)
+        begin = 0
+        for chunk in examples.chunks():
+            encoded = [
+                self._encode([fields[side] for fields in chunk])
+                for side in range(len(self._limits))
+            ]
+            longer = [max(map(len, lists)) for lists in zip(*encoded, strict=True)]
+            lengths[begin : begin + len(chunk)] = longer
+            dropped = self._fit(split, chunk, encoded, counts)
+            kept[[begin + index for index in dropped]] = False
+            begin += len(chunk)
+            for side, lists in zip(sides, _without(encoded, dropped), strict=True):
+                side.append(lists)
+        if not kept.any():
+            raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
+        if counts:
+            self.report[split] = dict(counts)
+        self.longest[split] = int(np.quantile(lengths, 0.99, method="higher"))
+        whole = [side.ragged() for side in sides]
+        return whole, examples if kept.all() else examples.take(kept)
+
+    def _fit(
+        self, split: str, chunk: list[Fields], encoded: list[list[list[int]]], counts: Counter[str]
+    ) -> set[int]:
+        """Cut what is too long in place; return the indices of examples to drop."""
+        dropped: set[int] = set()
+        too_long: dict[int, tuple[Limit, int]] = {}  # the first field of an example that is
+        for limit, side in zip(self._limits, encoded, strict=True):
+            for index, tokens in enumerate(side):
+                if len(tokens) > limit.length:
+                    too_long.setdefault(index, (limit, len(tokens)))
+        for index, (limit, length) in too_long.items():
+            if self._policy == "error":
+                raise UserError(
+                    f"an example of {split} has {length} tokens where {limit.key}={limit.length} "
+                    f"('{chunk[index][0][:40]}...'); raise {limit.key}, or set data.overlong to "
+                    "truncate or drop"
+                )
+            if self._policy == "drop" and split == "train":
+                dropped.add(index)
+                continue
+            for limit, side in zip(self._limits, encoded, strict=True):
+                side[index] = truncate(side[index], limit, self._tokenizer.eos_token_id)
+        if too_long:
+            counts["dropped" if dropped else "truncated"] += len(too_long)
+        return dropped
+
+
+def _without(encoded: list[list[list[int]]], dropped: set[int]) -> list[list[list[int]]]:
+    if not dropped:
+        return encoded
+    return [[ids for i, ids in enumerate(side) if i not in dropped] for side in encoded]
+
+
+def truncate(tokens: list[int], limit: Limit, eos: int) -> list[int]:
+    """Cut to the limit, keeping the closing token if there is one, and the end where asked."""
+    closing = tokens[-1:] if tokens[-1] == eos else []
+    room = limit.length - len(closing)
+    body = tokens[: len(tokens) - len(closing)]
+    if len(body) <= room:
+        return tokens
+    return (body[-room:] if limit.keep_end else body[:room]) + closing
+
+
+def prepare(
+    recipe: Recipe,
+    tokenizer_dir: str | Path | None,
+    build: Callable[
+        [Source, PreTrainedTokenizerFast | None], tuple[PreTrainedTokenizerFast, Entry]
+    ],
+    *,
+    source: Source | None = None,
+) -> tuple[PreTrainedTokenizerFast, Entry]:
+    """Build a recipe's tokenizer and encoded data, or take both from the cache.
+
+    `build` gets the tokenizer to use, or None to train one.
+    """
+    source = source or open_source(recipe.data, data_folder())
+    given = given_tokenizer(recipe, tokenizer_dir)
+    settings = recipe.model_dump_json(include={"task", "data", "text"})
+    lengths = f"{recipe.model.max_len} {recipe.model.decoder_max_len}"
+    words = [settings, lengths, source.fingerprint, fingerprint(given) if given else ""]
+    trained = given
+
+    def encoded() -> Entry:
+        nonlocal trained
+        trained, entry = build(source, given)
+        text = None if given else trained.backend_tokenizer.to_str()
+        if not recipe.data.streaming:
+            source.check_unchanged()
+        report = {"unknown_tokens": _count_unknown(entry, trained.unk_token_id)}
+        entry.meta["report"] |= report | {"identity": source.identity}
+        return Entry(entry.arrays, {**entry.meta, "tokenizer": text})
+
+    entry = fetch(cache_folder(), cache_key(*words), encoded)
+    return trained or load_text(entry.meta["tokenizer"]), entry
+
+
+def _count_unknown(entry: Entry, unknown: int | None) -> dict[str, int]:
+    """How many tokens of each list a tokenizer of words did not know."""
+    ids = {name: array for name, array in entry.arrays.items() if array.dtype == np.int32}
+    counts = {
+        name.removesuffix(".flat"): sum(
+            int(np.count_nonzero(array[begin : begin + 2**20] == unknown))
+            for begin in range(0, len(array), 2**20)
+        )
+        for name, array in ids.items()
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def given_tokenizer(
+    recipe: Recipe, tokenizer_dir: str | Path | None
+) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a folder: as asked, as the recipe names it, or of the run it starts from."""
+    start = Path(recipe.train.start_from) / "model" if recipe.train.start_from else None
+    folder = tokenizer_dir or recipe.text.tokenizer or start
+    return load_tokenizer(folder) if folder else None
+
+
+def load_text(text: str) -> PreTrainedTokenizerFast:
+    """A tokenizer from its JSON."""
+    from tokenizers import Tokenizer
+
+    return wrap(Tokenizer.from_str(text))

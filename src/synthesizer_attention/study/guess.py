@@ -1,0 +1,467 @@
+"""From a user's own file to a recipe: task, columns, length and size, with reasons (no torch).
+
+Every guess is a setting of a built-in recipe: it can be said, changed and run again. What the user
+sets is taken as it is, and what depends on it follows it.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synthesizer_attention.data.columns import draw, flat_fields, infer_columns, is_known, names_in
+from synthesizer_attention.data.files import Row
+from synthesizer_attention.data.sources import SPLITS, Source, open_source
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import Settings, recipe_names
+from synthesizer_attention.experiment.recipe_keys import TASKS, Data
+from synthesizer_attention.untrusted import listed
+
+WORDS = 4  # a vocabulary of words is this many times one of pieces
+DROPOUT, DROPOUTS = "model.dropout", (0.3, 0.5)  # tried beside the recipe's own
+HELD_OUT, MOST_HELD_OUT = 500, 0.1  # rows of a split cut from train, if no larger a share of it
+LABEL_LENGTH = 40  # characters of a label, at most
+SAMPLE = 4_000  # rows that are examined
+COLUMN = "data.columns."
+EPOCHS = {"translation": 30, "summarization": 10}
+CUT = {"translation": 0.01}  # share of texts that may be longer than max_len; else:
+MOST_CUT = 0.05
+LONGEST = 512  # tokens of an inferred max_len
+LOOKS, PATIENCE = 20, 5  # evaluations of a run, and how many without a better one end it
+FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
+SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is measured on validation and not guessed: options beside the recipe as it stands."""
+
+    name: str
+    keys: tuple[str, ...]  # that it sets; the first says it in words
+    options: tuple[Settings, ...]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A built-in recipe, what of it the data changes, and why, in words."""
+
+    recipe: str
+    settings: Settings
+    reasons: tuple[str, ...]
+    source: Source | None = None  # the data that were examined
+    choices: tuple[Choice, ...] = ()
+
+
+def is_data(name: str) -> bool:
+    """Whether a user's word names data rather than a recipe."""
+    path = Path(name)
+    if name in recipe_names() or path.suffix == ".toml":
+        return False
+    return path.exists() or path.suffix != ""
+
+
+def infer_recipe(
+    name: str, task: str | None = None, given: Mapping[str, str] | None = None
+) -> Guess:
+    """Guess what to do with a file; what the user sets, by its key, is not guessed."""
+    path = Path(name)
+    if not path.exists():
+        raise UserError(
+            f"{name} does not exist; name a data file, a .toml file, or a recipe that "
+            "`synthesizer recipes` lists"
+        )
+    splits = _splits(path)
+    source = open_source(
+        Data.model_validate({split: str(file) for split, file in splits.items()}), None
+    )
+    sample, num_rows = _sample(path, source)
+    given = given or {}
+    named = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
+    columns = _Columns.of(sample, named)
+    if task is None:
+        task, reason = _guess_task(path, columns)
+    elif task in TASKS and TASKS[task].from_file:
+        reason = "as you set it"
+    else:
+        known = ", ".join(name for name, info in TASKS.items() if info.from_file)
+        raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
+    roles = columns.roles(task)
+    num_bytes = columns.mean_bytes(roles) * num_rows
+    lengths = columns.lengths(roles)
+    sizes = infer_sizes(task, num_bytes, lengths, given)
+    values: dict[str, Any] = {
+        "name": path.stem if len(splits) == 1 else path.absolute().parent.name
+    }
+    values |= {f"data.{split}": str(file) for split, file in splits.items()}
+    share = _holdout(num_rows) if len(splits) < len(SPLITS) else None
+    values |= {} if share is None else {"data.holdout": share}
+    values |= {f"data.columns.{role}": column for role, column in roles.items()}
+    return Guess(
+        task,
+        {key: json.dumps(value) for key, value in {**values, **sizes}.items()},
+        (
+            f"task: {task} ({reason})",
+            *_say_columns(task, columns, roles),
+            *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
+            *say_sizes(task, sizes, num_bytes, lengths, given),
+            *([] if share is None else [f"held out: {share:.0%} of the rows for each split cut"]),
+        ),
+        source,
+        _choices(task, scale_of(num_bytes)),
+    )
+
+
+def _say_columns(task: str, columns: "_Columns", roles: dict[str, str]) -> list[str]:
+    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
+    unused = [name for name in columns.names if name not in roles.values()]
+    if named and unused:
+        named += f"; not used: {listed(unused)}"
+        if task == "classification" and set(unused) & set(columns.texts):
+            named += " (if the label depends on two texts, join them in one column)"
+    return [f"columns: {named}"] if named else []
+
+
+def _choices(task: str, scale: "Scale") -> tuple[Choice, ...]:
+    """Tokenizer and dropout; the bits per byte of a language model are not those of words."""
+    words = {"text.kind": "word", "text.vocab_size": str(WORDS * scale.vocab_size)}
+    tokenizer = Choice("tokenizer", tuple(words), (words,))
+    dropout = Choice("dropout", (DROPOUT,), tuple({DROPOUT: str(p)} for p in DROPOUTS))
+    return (dropout,) if task == "language_modeling" else (tokenizer, dropout)
+
+
+def _holdout(num_rows: int) -> float | None:
+    """The share of each split that is cut; None where the recipe's own is enough to measure on."""
+    share = min(MOST_HELD_OUT, round(HELD_OUT / num_rows, 3))
+    return share if share > Data().holdout else None
+
+
+def _sample(path: Path, source: Source) -> tuple[list[Row], int]:
+    """Rows drawn from the whole file, as its labels may be sorted or come in turn; of how many."""
+    sample, num_rows = draw((row for row in source.splits["train"]() if not row.fault), SAMPLE)
+    if not sample:
+        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
+    return [row._replace(fields=flat_fields(row.fields)) for row in sample], num_rows
+
+
+def _splits(path: Path) -> dict[str, Path]:
+    """The file, and beside a file called train those called validation and test."""
+    found = {"train": path}
+    if path.stem == "train":
+        for split, names in SIBLINGS.items():
+            files = [path.with_name(name + path.suffix) for name in names]
+            there = [file for file in files if file.is_file()]
+            if there:
+                found[split] = there[0]
+    return found
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of a sample hold."""
+
+    sample: list[Row]
+    names: list[str]  # of those that most rows have
+    labels: list[str]  # few, short values that come again and again; the fewest first
+    texts: list[str]  # with words in them, in the order of the file
+    given: Mapping[str, str]  # by role, as the user says
+
+    @classmethod
+    def of(cls, sample: list[Row], given: Mapping[str, str]) -> "_Columns":
+        names = names_in([row.fields for row in sample], share=0.5)
+        distinct = {name: len(set(_values(sample, name))) for name in names}
+        labels = [name for name in names if _is_label(_values(sample, name))]
+        texts = [name for name in names if name not in labels and _is_text(sample, name)]
+        return cls(sample, names, sorted(labels, key=lambda name: distinct[name]), texts, given)
+
+    def roles(self, task: str) -> dict[str, str]:
+        """The column of each role of a task: by a known name, then by what looks like it."""
+        given = dict(self.given)
+        if task == "language_modeling":
+            return infer_columns(self.sample, ("text",), given)
+        if task == "classification":
+            if self.labels:
+                given.setdefault("label", self.label)
+            return infer_columns(self.sample, ("text", "label"), given)
+        if task in ("translation", "summarization"):
+            taken = given.values()
+            free = [
+                name
+                for name in self.texts
+                if not is_known(name, "source", "target") and name not in taken
+            ]
+            missing = [
+                role
+                for role in ("source", "target")
+                if role not in given and not any(is_known(name, role) for name in self.names)
+            ]
+            given |= dict(zip(missing, free, strict=False))
+            return infer_columns(self.sample, ("source", "target"), given)
+        return given
+
+    @property
+    def label(self) -> str:
+        """The likeliest label."""
+        known = [name for name in self.labels if is_known(name, "label")]
+        return (known or self.labels)[0]
+
+    def mean_length(self, name: str) -> float:
+        """Characters of a column's values."""
+        return statistics.fmean(len(value) for value in _values(self.sample, name))
+
+    def lengths(self, roles: dict[str, str]) -> list[int]:
+        """Characters of the longest text of each row."""
+        return [max(map(len, row)) for row in self._texts(roles)]
+
+    def mean_bytes(self, roles: dict[str, str]) -> float:
+        """UTF-8 of a row's texts; labels and what is not used are none."""
+        rows = self._texts(roles)
+        return statistics.fmean(
+            sum(len(text.encode("utf-8", "replace")) for text in row) for row in rows
+        )
+
+    def _texts(self, roles: dict[str, str]) -> list[tuple[str, ...]]:
+        """Of each row, what is trained on."""
+        names = [name for role, name in roles.items() if role != "label"]
+        columns = [_values(self.sample, name) for name in names or self.names]
+        return list(zip(*columns, strict=True))
+
+
+def _values(sample: list[Row], name: str) -> list[str]:
+    values = [row.fields.get(name) for row in sample]
+    return [" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+
+
+def _is_label(values: list[str]) -> bool:
+    short = max(map(len, values)) <= LABEL_LENGTH
+    return short and 2 <= len(set(values)) <= max(2, len(values) // 3)
+
+
+def _is_measured(values: list[str]) -> bool:
+    """Numbers, not all of them whole."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return False
+    return any(not number.is_integer() for number in numbers)
+
+
+def _is_text(sample: list[Row], name: str) -> bool:
+    """Strings that differ, most of them with spaces or letters that an identifier has not."""
+    if not all(isinstance(row.fields.get(name), str | list) for row in sample):
+        return False
+    values = _values(sample, name)
+    wordy = sum(" " in value or "\n" in value or not value.isascii() for value in values)
+    return 2 * wordy > len(values) and (len(set(values)) > 1 or len(values) == 1)
+
+
+def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
+    names, texts = columns.names, columns.texts
+    dialog = [name for name in names if is_known(name, "dialog")]
+    if dialog and any(isinstance(row.fields.get(dialog[0]), list) for row in columns.sample):
+        return "dialogue", f"'{dialog[0]}' holds lists of turns"
+    _refuse_lists_of_labels(path, columns)
+    if not texts and any(_is_text(columns.sample, name) for name in names):
+        raise UserError(
+            f"{path} has too few rows ({len(columns.sample)}) to tell text from labels; expected "
+            "hundreds, of which some are held out: give more rows"
+        )
+    if not texts:
+        raise UserError(
+            f"{path} has the columns {listed(names)} and none of text; "
+            "expected text and label, source and target, or text"
+        )
+    if columns.given:
+        return _task_of_columns(columns)
+    if columns.labels and (len(texts) == 1 or is_known(columns.label, "label")):
+        number = len(set(_values(columns.sample, columns.label)))
+        return "classification", f"'{columns.label}' has {number} different values"
+    if len(texts) == 1:
+        _refuse_unfit_labels(path, columns)
+        return "language_modeling", f"'{texts[0]}' is text and nothing else is"
+    named = [any(is_known(name, role) for name in names) for role in ("source", "target")]
+    if len(texts) > 2 and not all(named):
+        raise UserError(
+            f"{path} has {len(texts)} columns of text ({listed(texts)}); say which to use: "
+            f"--set data.columns.source={texts[0]} --set data.columns.target={texts[1]}, "
+            f"or --set data.columns.text={texts[0]} for one alone"
+        )
+    return _task_of_pairs(columns)
+
+
+def _refuse_lists_of_labels(path: Path, columns: _Columns) -> None:
+    for row in columns.sample:
+        for name, value in row.fields.items():
+            if isinstance(value, list) and is_known(name, "label") and not columns.given:
+                raise UserError(
+                    f"{path}, row {row.number}: column '{name}' holds a list; a classifier needs "
+                    "one label a row: write one row per label, or choose columns with "
+                    "--set data.columns.text=COLUMN"
+                )
+
+
+def _task_of_columns(columns: _Columns) -> tuple[str, str]:
+    """From the roles that the user gave columns for."""
+    given = columns.given
+    if "source" in given or "target" in given:
+        return _task_of_pairs(columns)
+    if "label" in given:
+        return "classification", f"'{given['label']}' is the label, as you set it"
+    if "text" in given:
+        return "language_modeling", f"'{given['text']}' is the text, as you set it"
+    return "dialogue", "from the columns, as you set them"
+
+
+def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
+    """A column that reads like a label and cannot be one is not left out in silence."""
+    for name in columns.names:
+        values = _values(columns.sample, name)
+        if name in columns.texts or not (is_known(name, "label") or _is_measured(values)):
+            continue
+        found = len(set(values))
+        cause = (
+            f"'{values[0][:100]}' in every row looked at; a classifier needs two classes or more"
+            if found == 1
+            else f"{found:,} different values in {len(values):,} rows; a classifier needs classes "
+            "that come again, so round or group them"
+        )
+        raise UserError(
+            f"{path}: column '{name}' has {cause}, or --set task=language_modeling to model "
+            f"'{columns.texts[0]}' alone"
+        )
+
+
+def _task_of_pairs(columns: _Columns) -> tuple[str, str]:
+    source, target = columns.roles("translation").values()
+    if columns.mean_length(source) > 3 * columns.mean_length(target):
+        return "summarization", f"'{target}' is less than a third as long as '{source}'"
+    return "translation", f"'{source}' and '{target}' are texts of similar length"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model that suits so much text; characters per token are of its vocabulary."""
+
+    below: float  # bytes of text
+    d_model: int
+    num_layers: int
+    vocab_size: int
+    characters: float
+    batch_tokens: int
+    lr: float
+
+
+SCALES = (
+    Scale(2e6, 64, 2, 2000, 2.5, 2048, 2e-3),
+    Scale(2e7, 128, 2, 8000, 3.5, 4096, 1e-3),
+    Scale(float("inf"), 256, 4, 16000, 4.0, 8192, 5e-4),
+)
+
+
+def scale_of(num_bytes: float) -> Scale:
+    """The model that suits so much text."""
+    return next(scale for scale in SCALES if num_bytes < scale.below)
+
+
+def infer_sizes(
+    task: str, num_bytes: float, lengths: list[int], given: Mapping[str, str]
+) -> dict[str, Any]:
+    """Vocabulary, length, width and steps, by their keys."""
+    scale, mine = scale_of(num_bytes), _numbers(given)
+    in_bytes = task == "language_modeling" and scale.d_model < 256
+    kind = given.get("text.kind") or ("byte" if in_bytes else "bpe")
+    characters = 1.0 if kind == "byte" else scale.characters
+    window = 64 if scale.d_model == 64 else 128
+    longest = _percentile(lengths, 1 - CUT.get(task, MOST_CUT))
+    fits = window if task == "language_modeling" else round_up(longest / characters + 2)
+    fits = mine.get("model.max_len", fits)
+    batch = mine.get("train.batch_tokens", max(scale.batch_tokens, 4 * fits))
+    steps = _steps(EPOCHS.get(task, 10) * num_bytes / characters / batch)
+    steps = mine.get("train.steps", steps)
+    writes = TASKS[task].kind == "encoder_decoder"
+    looks, patience = (FEW_LOOKS, LITTLE_PATIENCE) if writes else (LOOKS, PATIENCE)
+    sizes = {
+        "text.kind": kind,
+        **({} if kind == "byte" else {"text.vocab_size": scale.vocab_size}),
+        "model.max_len": fits,
+        "model.d_model": scale.d_model,
+        "model.num_layers": scale.num_layers,
+        "train.batch_tokens": batch,
+        "train.lr": scale.lr,
+        "train.steps": steps,
+        "train.warmup": steps // 10,
+        "train.checkpoint_every": max(100, steps // 4),
+        "train.patience": patience,
+        "evaluate.every": min(steps, max(20, steps // looks)),
+    }
+    return sizes | {key: value for key, value in mine.items() if key in sizes}
+
+
+def say_sizes(
+    task: str,
+    sizes: Mapping[str, Any],
+    num_bytes: float,
+    lengths: list[int],
+    given: Mapping[str, str],
+) -> list[str]:
+    """The sizes in words, with their reasons."""
+
+    def why(key: str, reason: str) -> str:
+        return "as you set it" if key in given else reason
+
+    in_bytes = sizes["text.kind"] == "byte"
+    characters = 1.0 if in_bytes else scale_of(num_bytes).characters
+    cut = CUT.get(task, MOST_CUT)
+    longest = _percentile(lengths, 1 - cut)
+    fits, steps, batch = (
+        sizes[key] for key in ("model.max_len", "train.steps", "train.batch_tokens")
+    )
+    length = "the window"
+    if task != "language_modeling":
+        length = f"{100 * (1 - cut):.0f} of 100 texts have up to {longest:,} characters"
+        length += "; longer ones are cut" if fits < longest / characters else ""
+    times = steps * batch * characters / max(1.0, num_bytes)
+    whole = f"about {times:.{0 if times >= 10 else 1}f} times through the text"
+    return [
+        f"text: {_readable(num_bytes)} bytes, as {sizes['text.kind']} tokens"
+        + ("" if in_bytes else f" of a vocabulary of {sizes['text.vocab_size']:,}"),
+        f"max_len: {fits} ({why('model.max_len', length)})",
+        f"model: {sizes['model.num_layers']} layers of width {sizes['model.d_model']} "
+        f"({why('model.d_model', 'from the amount of text')})",
+        f"steps: {steps} of {batch:,} tokens ({why('train.steps', whole)})",
+        f"stopping: the best weights on validation are kept, looked at every "
+        f"{sizes['evaluate.every']} steps; {sizes['train.patience']} looks without a better one "
+        "end a run",
+    ]
+
+
+def _numbers(given: Mapping[str, str]) -> dict[str, int]:
+    """The whole numbers that the user sets; what a recipe refuses is left to its check."""
+    plain = {key: value.replace("_", "") for key, value in given.items()}
+    return {key: int(value) for key, value in plain.items() if _is_number(value)}
+
+
+def _is_number(value: str) -> bool:
+    return value.isdecimal() and len(value) < 20 and int(value) > 0
+
+
+def _steps(wanted: float) -> int:
+    return int(min(3000, max(200, round(wanted, -2))))
+
+
+def round_up(length: float) -> int:
+    """A max_len for texts of so many tokens."""
+    return int(min(LONGEST, max(16, -(-length // 16) * 16)))
+
+
+def _percentile(values: list[int], share: float) -> int:
+    ordered = sorted(values)
+    return ordered[int(share * (len(ordered) - 1))]
+
+
+def _readable(number: float) -> str:
+    for unit, factor in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number:.0f}"

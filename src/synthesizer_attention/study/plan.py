@@ -1,0 +1,429 @@
+"""What a study consists of: rows, seeds, and the recipe of every run (no torch)."""
+
+import hashlib
+import json
+import platform
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from synthesizer_attention import __version__
+from synthesizer_attention.data.corpora.corpus_list import describe_corpus
+from synthesizer_attention.data.sources import Source, data_folder, open_source
+from synthesizer_attention.errors import UserError, refuse_other_data
+from synthesizer_attention.experiment.packed import unpack
+from synthesizer_attention.experiment.recipe import (
+    BaseRecipe,
+    Recipe,
+    Settings,
+    differences,
+    dump,
+    list_settings,
+    parse_recipe,
+)
+from synthesizer_attention.experiment.records import read_study
+from synthesizer_attention.experiment.run import STUDY, Run, write_text
+from synthesizer_attention.spec import import_modules, normalize_spec
+from synthesizer_attention.study.asked import Asked, check
+from synthesizer_attention.study.guess import Guess, infer_recipe, is_data
+from synthesizer_attention.study.rows import Row, again, rows_of, size_control
+from synthesizer_attention.study.stats import (
+    FEWEST_SEEDS,
+    LEVEL,
+    PLANNED,
+    Looks,
+)
+from synthesizer_attention.study.tune import REPEATED, TRIAL_SEEDS
+from synthesizer_attention.untrusted import check_folder_name
+
+QUICK = 5  # a quick look takes this part of the steps
+QUICK_LIMIT = 500  # validation examples of a quick look
+SEEDS = 3
+PRETRAINED = "pretrained"  # the folder of the runs that others start from
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a comparison, as settings of one base recipe."""
+
+    asked: Asked
+    base: BaseRecipe
+    settings: Settings  # of all rows
+    shared: Recipe  # what all runs have in common
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+    out: Path
+    fingerprint: str  # of the data, as far as it is known before they are read
+    words: tuple[str, ...] = ()  # what was inferred or shortened
+    errors: dict[str, str] = field(default_factory=dict)  # by label
+    opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
+    looks: Looks | None = None
+    guessed: Guess | None = None  # where the recipe was inferred from data
+    pretrain: tuple[BaseRecipe, Settings] | None = None  # what makes the run that a run starts from
+    before: Recipe | None = None  # `shared` as it was inferred, once something was measured
+    measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
+    repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
+    identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
+
+    def recipe(self, row: Row, seed: int, more: Settings | None = None) -> Recipe:
+        """The recipe of one run."""
+        return self.base.make(self._settings(row, seed, more), row.spec)
+
+    def pretraining(self, row: Row, seed: int) -> Recipe:
+        """The recipe of the run that one run starts from."""
+        assert self.pretrain is not None
+        return self.pretrain[0].make(self._pretrain_settings(row, seed), row.spec)
+
+    def seeds_of(self, row: Row) -> tuple[int, ...]:
+        """The study's seeds that a row is trained with."""
+        return self.seeds if row.num_seeds is None else self.seeds[: row.num_seeds]
+
+    def path(self, row: Row, seed: int, *, pretraining: bool = False) -> Path:
+        """Where one run goes."""
+        home = self.out / PRETRAINED if pretraining else self.out
+        return home / row.folder / f"seed{seed + row.first_seed}"
+
+    def command(self, row: Row, seed: int, *, pretraining: bool = False) -> str:
+        """The command that makes one run alone."""
+        base, settings = self.base, self._settings(row, seed)
+        if pretraining and self.pretrain:
+            base, settings = self.pretrain[0], self._pretrain_settings(row, seed)
+        sets = [word for text in list_settings(settings) for word in ("--set", text)]
+        sets += [word for name in self.asked.imports for word in ("--import", name)]
+        out = ["--out", str(self.path(row, seed, pretraining=pretraining))]
+        out += ["--track", self.asked.track] if self.asked.track else []
+        return shlex.join(["synthesizer", "train", base.name, "--synthesis", row.spec, *sets, *out])
+
+    def with_rows(self, rows: Iterable[Row]) -> "Plan":
+        """The same plan with rows that know more."""
+        return replace(self, rows=tuple(rows))
+
+    def write(self) -> None:
+        """Write study.json: what a report needs beside the runs."""
+        study = {
+            "command": self.asked.command,
+            "recipe": self.shared.name,
+            "chosen_for": self.shared.chosen_for,
+            "rows": [self._record(row) for row in self.rows],
+            "margin": self.asked.margin,
+            "match": self.asked.match,
+            "tune": self.asked.trials,
+            "search": {"repeated": self.repeated, "seeds": TRIAL_SEEDS[: 1 + bool(self.repeated)]},
+            "quick": self.asked.quick,
+            "against": list(self.asked.against),
+            "ladder": self.asked.ladder,
+            "pretrain": self._pretrain_record(),
+            "opponent": self.opponent,
+            "looks": None if self.looks is None else self.looks.record(),
+            "inferred": self.before and dump(self.before),
+            "measured": list(self.measured),
+            "shared": dump(self.shared),
+            "data": self.fingerprint,
+            "identity": self.identity,
+        }
+        write_text(self.out / STUDY, json.dumps(study, indent=2) + "\n")
+
+    @property
+    def identity(self) -> str | None:
+        """Of the data that all rows share, once it is known."""
+        return self.identities.get(self.shared.data.model_dump_json())
+
+    def meet(self, recipe: Recipe, identity: str | None, run: Path | None = None) -> None:
+        """Refuse data of a recipe, or a run of data, that are not those met before.
+
+        What older versions wrote knows no identity.
+        """
+        if identity is not None:
+            met = self.identities.setdefault(recipe.data.model_dump_json(), identity)
+            refuse_other_data(run or self.out, *((identity, met) if run else (met, identity)))
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        seeds = self.seeds_of(row)
+        runs = [str(self.path(row, seed).relative_to(self.out)) for seed in seeds]
+        return {
+            "label": row.label,
+            "spec": row.spec,
+            "runs": runs,
+            "left_out": row.left_out,
+            "error": self.errors.get(row.label),
+            "note": row.note,
+            "varied": list_settings(row.varied),
+            "trials": row.trials,
+            "settings": list_settings(row.settings),
+            "candidate": row.candidate,
+        }
+
+    def _pretrain_record(self) -> dict[str, Any] | None:
+        if not self.asked.pretrain:
+            return None
+        recipe = self.pretraining(self.rows[0], self.seeds[0])
+        return {"recipe": recipe.name, "steps": recipe.train.steps, "folder": PRETRAINED}
+
+    def _pretrain_settings(self, row: Row, seed: int) -> dict[str, str]:
+        """A row's model is the same before and after; its learning rates are not."""
+        assert self.pretrain is not None
+        model = {key: text for key, text in row.settings.items() if key.startswith("model.")}
+        return {**self.pretrain[1], **model, "seed": str(seed + row.first_seed)}
+
+    def _settings(self, row: Row, seed: int, more: Settings | None = None) -> dict[str, str]:
+        start = {"train.start_from": str(self.path(row, seed, pretraining=True))}
+        own = {**(start if self.pretrain else {}), "seed": str(seed + row.first_seed)}
+        return {**self.settings, **row.settings, **(more or {}), **own}
+
+
+def draw_up(asked: Asked) -> Plan:
+    """Decide every run of a comparison but for widths and tuned learning rates."""
+    check(asked)
+    import_modules(asked.imports)
+    unpacked = asked.out is not None and unpack(asked.out)
+    asked = replace(asked, against=tuple(map(_row_name, asked.against)))
+    guess = Guess(asked.recipe, {}, ())
+    if is_data(asked.recipe):
+        given = {key: value.strip("\"' ") for key, value in asked.settings.items()}
+        guess = infer_recipe(asked.recipe, given.get("task"), given)
+    base = BaseRecipe(guess.recipe, asked.imports)
+    whole = base.make(guess.settings) if asked.quick else None
+    settings = {**guess.settings, **(_quicken(whole) if whole else {}), **asked.settings}
+    recipe = base.make(settings)
+    import_modules(recipe.imports)
+    shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
+    fingerprint, identity = _identify(recipe, guess.source)
+    pretrain = _pretrain(asked)
+    seeds = asked.seeds or (1 if asked.quick else SEEDS)
+    rows = rows_of(asked, recipe, seeds)
+    if asked.ladder:
+        seeds = max(row.num_seeds or seeds for row in rows)
+    packed = [f"{asked.out} was packed; its records are unpacked beside it"] if unpacked else []
+    plan = Plan(
+        asked,
+        base,
+        settings,
+        shared,
+        tuple(range(recipe.seed, recipe.seed + seeds)),
+        tuple(rows),
+        asked.out or _default_out(asked, shared, fingerprint, pretrain),
+        fingerprint,
+        (*packed, *guess.reasons, *_say_shortened(asked, whole, recipe)),
+        looks=Looks(PLANNED, PLANNED[:1]) if asked.until_decided else None,
+        guessed=guess if guess.source else None,
+        pretrain=pretrain,
+    )
+    plan.meet(shared, identity)
+    there = read_study(plan.out / STUDY) if (plan.out / STUDY).exists() else None
+    _refuse_to_mix(plan, there)
+    _check_pretraining(plan)
+    _check_opponents(plan)
+    _check_seeds(plan)
+    return plan if there is None else _as_begun(plan, there)
+
+
+def _default_out(
+    asked: Asked, shared: Recipe, fingerprint: str, pretrain: tuple[BaseRecipe, Settings] | None
+) -> Path:
+    """A directory that is named after all that its runs have in common."""
+    # More trials go on where fewer ended, so that their number is not part of the name.
+    named = [shared.hash(), fingerprint, asked.match, "tuned" if asked.trials else "0"]
+    named += [asked.pretrain or "", *(list_settings(pretrain[1]) if pretrain else ()), *asked.vary]
+    named += ["ladder"] if asked.ladder else []  # of any height: more rungs go below these
+    digest = hashlib.sha256("\0".join(named).encode()).hexdigest()[:8]
+    name = check_folder_name(shared.name, "the recipe's name")
+    return Path("runs") / f"{name}-{digest}"
+
+
+def _as_begun(plan: Plan, there: dict[str, Any]) -> Plan:
+    """A study goes on with the search it began with: other settings would be another study."""
+    plan.meet(plan.shared, there.get("identity"))
+    repeated = (there.get("search") or {}).get("repeated", 0)
+    tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
+    looks = plan.looks and replace(plan.looks, unplanned=_looks_of(there).unplanned)
+    plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune), looks=looks)
+    known = _known_trials(there)
+    return plan.with_rows(
+        replace(row, trials=tuple(t for t in known if Path(t["run"]).parent.name == row.folder))
+        for row in plan.rows
+    )
+
+
+def _known_trials(there: dict[str, Any]) -> list[dict[str, Any]]:
+    """What earlier trials reached, by their runs; a record is kept without the runs themselves."""
+    found: dict[str, dict[str, Any]] = {}
+    for holder in (*there["rows"], there.get("opponent") or {}):  # a dot product may be no row
+        for trial in holder.get("trials") or ():
+            if trial["validation"] is not None and trial.get("run"):
+                own = {k: v for k, v in trial.items() if k not in ("row", "positions")}
+                found[trial["run"]] = own
+    return list(found.values())
+
+
+def _pretrain(asked: Asked) -> tuple[BaseRecipe, Settings] | None:
+    """The recipe that pretrains and what is set in it, shortened in a quick look."""
+    if not asked.pretrain:
+        return None
+    base, own = BaseRecipe(asked.pretrain, asked.imports), asked.pretrain_settings
+    return base, {**(_quicken(base.make(own)) if asked.quick else {}), **own}
+
+
+def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterator[str]:
+    """What a quick look leaves out, and whose learning rates all rows have."""
+    train = recipe.train
+    if whole is not None:
+        steps = whole.train.steps
+        fewer = f" where the recipe has {steps}" if train.steps != steps else ""
+        yield f"quick: one seed, {train.steps} steps{fewer}; no verdict"
+    if not asked.trials:
+        none = "tuned for none of them (--tune K gives each its own)"
+        chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
+        rates = f"lr {train.lr:g}, tables x{train.table_rate:g}"
+        yield f"learning rates of all rows: {rates}; {chosen}"
+
+
+def _check_pretraining(plan: Plan) -> None:
+    """The model that is pretrained must be the one that is trained after it."""
+    if not plan.asked.pretrain:
+        return
+    row, seed = plan.rows[0], plan.seeds[0]
+    before, after = plan.pretraining(row, seed).model, plan.recipe(row, seed).model
+    free = {"max_len", "decoder_max_len", "dropout", "attention_dropout"}  # weights fit all of them
+    old, new = before.model_dump(), after.model_dump()
+    wrong = [f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]]
+    wrong = [change for change in wrong if change.partition(":")[0] not in free]
+    if wrong:
+        raise UserError(
+            f"--pretrain {plan.asked.pretrain} makes another model than {plan.shared.name} "
+            f"({'; '.join(wrong)}); set these keys alike with --set KEY and --set pretrain.KEY"
+        )
+
+
+def _check_seeds(plan: Plan) -> None:
+    """No seed that is reported may have chosen settings."""
+    shared = sorted(set(TRIAL_SEEDS) & set(plan.seeds))
+    finds = plan.asked.finds_opponent and plan.asked.searches
+    if shared and (plan.asked.trials or finds):
+        raise UserError(
+            f"seed {shared[0]} chooses learning rates and is never reported; set another seed, "
+            "or --tune 0 --opponent configured"
+        )
+
+
+def _row_name(name: str) -> str:
+    """The label of the row that a user names: a spec may be written in the paper's letters."""
+    try:
+        return normalize_spec(name)
+    except UserError:
+        return name  # of a control, or of a row of --vary
+
+
+def _check_opponents(plan: Plan) -> None:
+    labels = [row.label for row in plan.rows]
+    if plan.asked.has_controls:
+        labels += [row(plan.rows[0], plan.shared).label for row in (again, size_control)]
+    for name in plan.asked.against:
+        if name not in labels:
+            raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
+
+
+def _quicken(recipe: Recipe) -> dict[str, str]:
+    """Fewer steps, and all that is counted in steps with them."""
+    train, evaluate = recipe.train, recipe.evaluate
+    changes = {
+        "train.steps": max(1, train.steps // QUICK),
+        "train.warmup": train.warmup // QUICK,
+        "train.checkpoint_every": max(1, train.checkpoint_every // QUICK),
+        "evaluate.every": max(1, evaluate.every // QUICK),
+        "evaluate.limit": min(evaluate.limit or QUICK_LIMIT, QUICK_LIMIT),
+    }
+    return {key: str(value) for key, value in changes.items()}
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a comparison that was killed before its first record could not have left a file."""
+    return not path.name.startswith(".") and not re.fullmatch(r"worker\d+\.log", path.name)
+
+
+def _refuse_to_mix(plan: Plan, there: dict[str, Any] | None) -> None:
+    """Refuse a directory with runs of another recipe, data or budget."""
+    path = plan.out / STUDY
+    if there is None:
+        if plan.out.exists() and any(map(_is_foreign, plan.out.iterdir())):
+            raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
+        return
+    try:
+        before = there.get("inferred") or there["shared"]
+        changed = differences(parse_recipe(before, str(path)), plan.shared)
+        tried, trials, rungs = there["tune"], plan.asked.trials, there.get("ladder")
+        for name, old, new, differs in (
+            ("match", there["match"], plan.asked.match, there["match"] != plan.asked.match),
+            ("tune", tried, trials, tried > trials or bool(tried) != bool(trials)),
+            ("ladder", rungs, plan.asked.ladder, bool(rungs) != bool(plan.asked.ladder)),
+        ):
+            if differs:
+                changed.append(f"--{name}: {old} -> {new}")
+        old, new = there.get("identity"), plan.identity
+        if new not in (None, old) if old else there["data"] not in _old_names(plan.fingerprint):
+            changed.append("the data have changed")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the record of a comparison ({type(error).__name__}: {error}); "
+            "choose another --out"
+        ) from None
+    if changed:
+        raise UserError(
+            f"{plan.out} holds another comparison ({'; '.join(changed)}); "
+            "choose another --out, or delete the directory"
+        )
+    _refuse_unplanned_seeds(plan, there)
+
+
+def _looks_of(there: dict[str, Any]) -> Looks:
+    return Looks.read(there["looks"]) if there.get("looks") else Looks((), ())
+
+
+def _refuse_unplanned_seeds(plan: Plan, there: dict[str, Any]) -> None:
+    """Once a report could judge a study, its seeds stay: others would depend on the verdicts."""
+    old, new = _looks_of(there).planned, plan.looks.planned if plan.looks else ()
+    before = {row["label"]: [Path(run).name for run in row["runs"]] for row in there["rows"]}
+    now = {row.label: [plan.path(row, s).name for s in plan.seeds_of(row)] for row in plan.rows}
+    both = [(before[label], now[label]) for label in before if label in now]
+    if old == new:  # rows that were decided at a look have fewer seeds
+        both = [(a, b) for a, b in both if (a[: len(b)] != b[: len(a)] if new else a != b)]
+    finished = [sum(Run(plan.out / run).is_finished for run in r["runs"]) for r in there["rows"]]
+    if not both or sum(count >= FEWEST_SEEDS for count in finished) < 2:
+        return
+    planned, asked = (_say_seeds(*one) for one in zip(both[0], (old, new), strict=True))
+    used = re.findall(r"seed(\d{1,9})\b", " ".join((*both[0][0], *both[0][1])))
+    fresh = 1 + max(map(int, used), default=0)
+    raise UserError(
+        f"{plan.out} was planned with {planned} and has runs to be judged by; {asked} now would be "
+        f"chosen after verdicts, and wrong ones likelier than {LEVEL:.0%}: repeat its own command, "
+        f"or begin anew with fresh seeds (--set seed={fresh} --out DIR)"
+    )
+
+
+def _say_seeds(runs: Sequence[str], looks: Sequence[int]) -> str:
+    if looks:
+        return f"looks at {', '.join(map(str, looks))} seeds"
+    return f"{len(runs)} seeds ({runs[0]} to {runs[-1]})" if runs else "no seeds"
+
+
+def _identify(recipe: Recipe, known: Source | None) -> tuple[str, str | None]:
+    """What a study's directory is named after, and the identity of the data where that is files.
+
+    Of all else a worker tells the identity before the first run. Data that were read for a guess
+    are not opened again, unless the user set others.
+    """
+    if recipe.data.tasks:
+        return "mixture", None
+    if recipe.data.builtin and not recipe.data.train:
+        return describe_corpus(recipe.data.builtin), None
+    source = open_source(recipe.data, data_folder())
+    source = known if known and known.origin == source.origin else source
+    return source.fingerprint, source.identity if source.has_files else None
+
+
+def _old_names(fingerprint: str) -> tuple[str, str]:
+    """What a study of these data has in study.json where it began without their identity."""
+    made = f"of synthesizer {__version__} on Python {platform.python_version()}"
+    return fingerprint, f"{fingerprint} {made}"

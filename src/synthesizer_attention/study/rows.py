@@ -1,0 +1,281 @@
+"""The rows of a study: a label, a spec and settings of its own; and the makers of rows (no torch).
+
+A user names a row by a spec, and settings that other rows do not have:
+
+    dot
+    dot@model.positions=rotary
+    dot@model.d_ff=512@train.lr=0.002
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import Recipe, Settings
+from synthesizer_attention.experiment.run import spec_folder
+from synthesizer_attention.sizes import parse_positions
+from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec
+from synthesizer_attention.spec import variants as known_variants
+from synthesizer_attention.study.asked import FOUND, WIDTHS, Asked
+from synthesizer_attention.study.ladder import FEWEST_RUNGS
+from synthesizer_attention.untrusted import check_folder_name
+
+DOT = "dot"
+AS_LARGE = "dot, as large as"  # how the label of the size control begins
+CONTROL = "random+dot"  # whose parameters the size control has
+SETTING = re.compile("@(?=[a-z_])")  # behind @ and a digit is a number of heads
+AGAIN = "dot, other seeds"  # the label of the A/A row
+OTHER_SEEDS = 1000  # the A/A row's seeds are those of the study plus this
+POSITIONS = "model.positions"
+DOTS_OWN = {POSITIONS, "model.equal_qk_init"}  # what one dot may have that another lacks
+ADDED = ("relative", "rotary")  # what the opponent's positions are chosen from
+OWN = ("model.", "train.")  # sections whose keys a row may set for itself
+SHARED = ("model.kind", "train.start_from")
+MOST_SEEDS = 8  # of a small rung
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: a spec, and what its runs set in the recipe beside it."""
+
+    label: str
+    spec: str
+    folder: str
+    like: str | None = None  # the spec whose budget it must meet
+    settings: Settings = field(default_factory=dict)
+    note: str | None = None
+    trials: tuple[dict[str, Any], ...] = ()
+    varied: Settings = field(default_factory=dict)  # those of its settings that name its table
+    rung: Settings = field(default_factory=dict)  # those that its rung of a ladder made
+    offered: bool = False  # not asked for by name: where it cannot be built it is left out
+    left_out: str | None = None  # because
+    sized: bool = False  # its width is settled, and it can be built
+    candidate: bool = False  # for the opponent: a dot product that sets DOTS_OWN at most
+    first_seed: int = 0  # added to the study's seeds
+    num_seeds: int | None = None  # how many of the study's seeds it has; None: all
+
+    @property
+    def positions(self) -> str | None:
+        """The positions that it sets for itself."""
+        return self.settings.get(POSITIONS)
+
+    def with_settings(self, settings: Settings, **changes: Any) -> "Row":  # noqa: ANN401  fields
+        """The row with more settings."""
+        return replace(self, settings={**self.settings, **settings}, **changes)
+
+    def varied_by(self, named: Settings, **changes: Any) -> "Row":  # noqa: ANN401  fields
+        """The row of another table, which is named by these settings."""
+        names = [(key.rpartition(".")[2], value) for key, value in named.items()]
+        folder = "-".join([self.folder, *(f"{key}-{value}" for key, value in names)])
+        return self.with_settings(
+            named,
+            label=", ".join([self.label, *(f"{key} {value}" for key, value in names)]),
+            folder=check_folder_name(folder, "the row's name"),
+            varied=named,
+            **changes,
+        )
+
+
+def slugs(settings: Settings) -> list[str]:
+    """Settings as a folder is named by them: without their sections."""
+    return [f"{key.partition('.')[2]}={value}" for key, value in settings.items()]
+
+
+def parse_row(text: str) -> tuple[str, dict[str, str]]:
+    """Split 'dot@model.positions=rotary' into its spec and its settings."""
+    spec, *parts = (part.strip() for part in SETTING.split(text))
+    settings = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        if not (value and key.startswith(OWN)) or key in SHARED:
+            raise UserError(
+                f"row {text!r} sets {part!r}; a row may set keys of [model] and [train], as in "
+                "dot@model.positions=rotary: all rows share the data"
+            )
+        settings[key] = value
+    return normalize_spec(spec), settings
+
+
+def make_row(spec: str, settings: Settings, recipe: Recipe, like: str | None = None) -> Row:
+    """A row named by its spec and settings: 'dot, rotary'; what the recipe says is not repeated."""
+    same = (POSITIONS, recipe.model.positions)
+    own = dict(pair for pair in settings.items() if pair != same)
+    words = [slug.removeprefix("positions=") for slug in slugs(own)]
+    folder = spec_folder(recipe.model_copy(update={"synthesis": spec}))
+    named = "-".join([folder, *(slug.replace(":", "_") for slug in slugs(own))])
+    return Row(
+        ", ".join([spec, *words]),
+        spec,
+        check_folder_name(named, "the row's settings"),
+        like if spec != DOT else None,
+        own,
+        candidate=spec == DOT
+        and own.keys() <= DOTS_OWN
+        and recipe.decoder_synthesis in (None, DOT),
+    )
+
+
+def rows_of(asked: Asked, recipe: Recipe, seeds: int) -> list[Row]:
+    """Every row once, or once for each rung or choice of varied values."""
+    rows = _variants(asked, recipe)
+    if asked.ladder:
+        rungs = make_rungs(recipe, asked.ladder, seeds)
+        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows))
+    if not asked.vary:
+        return rows
+    if asked.has_controls and asked.match not in WIDTHS:
+        rows.append(size_control(rows[0], recipe))
+    chosen = list(itertools.product(*map(parse_vary, asked.vary)))
+    return [row.varied_by(dict(values)) for row in rows for values in chosen]
+
+
+def _variants(asked: Asked, recipe: Recipe) -> list[Row]:
+    """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
+    like = "dot" if asked.match in WIDTHS else None
+    named = [parse_row(text) for text in asked.syntheses]
+    named = named or [(spec, {}) for spec in (*TABLE_2, NONE)]
+    rows: dict[str, Row] = {}
+    for spec, settings in named:
+        row = make_row(spec, settings, recipe, like)
+        rows.setdefault(row.folder, row)
+    dots = [row for row in rows.values() if row.candidate]
+    if dots and asked.opponent not in FOUND:
+        row = make_row(DOT, {POSITIONS: asked.opponent}, recipe)
+        rows.setdefault(row.folder, row)
+    found = list(rows.values())
+    if len(dots) == 1 and dots[0].positions is None and asked.finds_opponent:
+        # Searched rows leave the table but for the best; without a search the report chooses.
+        offered = asked.searches
+        found += [replace(row, offered=offered) for row in challengers(recipe)]
+    if asked.baselines:
+        found += baselines(recipe, {row.spec for row in found}, like)
+    return found
+
+
+def challengers(recipe: Recipe) -> Iterator[Row]:
+    """Dot products that may be stronger: the recipe's positions with one kind added."""
+    kinds = parse_positions(recipe.model.positions)
+    own = "" if recipe.model.positions == NONE else f"{recipe.model.positions}+"
+    for kind in ADDED:
+        if not getattr(kinds, kind):
+            yield make_row(DOT, {POSITIONS: f"{own}{kind}"}, recipe)
+
+
+def again(opponent: Row, recipe: Recipe) -> Row:
+    """The A/A row: the opponent under other seeds."""
+    return replace(
+        opponent,
+        label=AGAIN,
+        folder=f"{make_row(DOT, {}, recipe).folder}-other-seeds",
+        first_seed=OTHER_SEEDS,
+        note=f"{opponent.label} under other seeds",
+        candidate=False,
+        trials=(),
+    )
+
+
+def size_control(opponent: Row, recipe: Recipe) -> Row:
+    """The opponent as large as a mixture with a table."""
+    return replace(
+        opponent,
+        label=f"{AS_LARGE} {CONTROL}",
+        folder=f"{make_row(DOT, {}, recipe).folder}-as-large-as-{CONTROL}",
+        like=CONTROL,
+        candidate=False,
+        sized=False,
+        trials=(),
+    )
+
+
+def baselines(recipe: Recipe, there: Iterable[str], like: str | None) -> Iterator[Row]:
+    """The other systems that the paper measures itself against."""
+    for name, variant in known_variants().items():
+        if variant.baseline and name not in there:
+            yield replace(make_row(name, {}, recipe, like), offered=True)
+    # A ponder cost rewards a model for halting before its later steps have learned anything.
+    universal = {"model.universal": "true", "model.ponder_cost": "0"}
+    folder = f"{make_row(DOT, {}, recipe).folder}-universal"
+    yield Row("universal", DOT, folder, like, universal, offered=True)
+
+
+def parse_vary(text: str) -> list[tuple[str, str]]:
+    """'model.num_heads=1,2' -> [('model.num_heads', '1'), ('model.num_heads', '2')]."""
+    key, equals, values = text.partition("=")
+    chosen = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or len(chosen) < 2:
+        raise UserError(f"--vary got '{text}'; expected KEY=V1,V2 as in model.num_heads=1,2,4")
+    return [(key.strip(), value) for value in dict.fromkeys(chosen)]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A size and a budget: what it sets in the recipe, and how many seeds it gets."""
+
+    settings: Settings
+    num_seeds: int
+
+
+def make_rungs(recipe: Recipe, count: int, seeds: int) -> list[Rung]:
+    """The recipe and smaller ones, the largest first; `seeds` are those of the largest."""
+    if count < 2:
+        raise UserError(f"--ladder is {count}; ask for 2 rungs or more ({FEWEST_RUNGS} for a law)")
+    rungs = [_rung(recipe, down, seeds) for down in range(count)]
+    if len({rung.settings["model.d_model"] for rung in rungs}) < count:
+        raise UserError(
+            f"--ladder {count} from {recipe.model.num_heads} heads gives two rungs the same width; "
+            f"ask for fewer, or for more heads of the top rung (--set model.num_heads=8)"
+        )
+    return rungs
+
+
+def _rung(recipe: Recipe, down: int, seeds: int) -> Rung:
+    model, train, evaluate = recipe.model, recipe.train, recipe.evaluate
+    heads = max(1, round(model.num_heads / 2 ** (down / 2)))
+    width = heads * (model.d_model // model.num_heads)
+    assert model.d_ff is not None
+    values = {
+        "model.d_model": width,
+        "model.num_heads": heads,
+        "model.d_ff": max(1, round(model.d_ff * width / model.d_model)),
+        "train.data_share": train.data_share / 2**down,
+        "train.steps": max(1, train.steps >> down),
+        "train.warmup": train.warmup >> down,
+        "train.checkpoint_every": max(1, train.checkpoint_every >> down),
+        "evaluate.every": max(1, evaluate.every >> down),
+    }
+    most = max(seeds, MOST_SEEDS)
+    return Rung({k: str(v) for k, v in values.items()}, min(most, seeds * 2**down))
+
+
+def climb(rows: Sequence[Row], rungs: Sequence[Rung], opponent: Row) -> list[Row]:
+    """Every row at every rung, the largest first; the opponent alone is compared with."""
+    for row in rows:
+        own = row.settings.keys() & rungs[0].settings.keys()
+        if own:
+            raise UserError(
+                f"row {row.label!r} sets {', '.join(sorted(own))}, which --ladder scales; leave "
+                "one of them out"
+            )
+    return [
+        row.with_settings(rung.settings).varied_by(
+            {key: rung.settings[key] for key in ("model.d_model", "train.steps")},
+            rung=rung.settings,
+            num_seeds=rung.num_seeds,
+            candidate=row is opponent,
+        )
+        for rung in rungs
+        for row in rows
+    ]
+
+
+def _ladder_opponent(asked: Asked, recipe: Recipe, rows: Iterable[Row]) -> Row:
+    """The dot product that gaps are measured to, the same at every rung."""
+    wanted = recipe.model.positions if asked.opponent in FOUND else asked.opponent
+    dots = [row for row in rows if row.candidate]
+    mine = [row for row in dots if (row.positions or recipe.model.positions) == wanted]
+    if not (mine or dots):
+        raise UserError("--ladder shows gaps to dot and none of its rows is; add --synthesis dot")
+    return (mine or dots)[0]

@@ -1,0 +1,321 @@
+"""Documents as one stream of tokens, each document after an end-of-text token.
+
+    </s> first document </s> second document </s>
+
+Train may be read block by block instead of at once: then block b takes the place of epoch b.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from synthesizer_attention.data.batch import Batch, num_windows, own_part
+from synthesizer_attention.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
+from synthesizer_attention.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
+from synthesizer_attention.data.encoder import Encoder
+from synthesizer_attention.data.files import Row
+from synthesizer_attention.data.prepare import Columns, Examples, tokenizer_texts
+from synthesizer_attention.data.sampler import Order
+from synthesizer_attention.data.sources import (
+    SPLITS,
+    RowStream,
+    Source,
+    State,
+    data_folder,
+    open_source,
+)
+from synthesizer_attention.data.spill import Fields, Numbers, chunked
+from synthesizer_attention.data.tokenizer import (
+    Template,
+    encode_documents,
+    fingerprint,
+    train_tokenizer,
+)
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.metrics import (
+    bigram_statistics,
+    fit_bigram,
+    score,
+    token_bigram_perplexity,
+)
+from synthesizer_attention.tasks.task import Built, Task
+
+Array = NDArray[Any]
+
+ENOUGH_TOKENS = 5_000_000  # of train, to count a bigram model of
+TENTH = 10  # of a held-out split that is shared: every tenth document validates, the others test
+BLOCK = 4096  # documents that a streamed train split is read, shuffled and forgotten by
+
+
+class StreamTask(Task):
+    """Token streams cut into windows `stride` tokens apart; a window costs `cost` tokens."""
+
+    higher_is_better = False
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer_dir: str | Path | None,
+        *,
+        stride: int,
+        cost: int,
+        template: Template,
+    ) -> None:
+        self._stride, self._cost, self._template = stride, cost, template
+        self._source = open_source(recipe.data, data_folder())
+        super().__init__(recipe, tokenizer_dir, self._source)
+
+    def train_batches(self, start: int = 0, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Endless batches of windows in random order."""
+        if self._recipe.data.streaming:
+            batches = self._train_by_blocks(start)
+        else:
+            stream = self._arrays["train"]
+            if self._recipe.train.data_share < 1:  # its beginning: text must stay connected
+                stream = stream[: max(2, round(self._recipe.train.data_share * len(stream)))]
+            order = self._order(len(stream)).batches(start)
+            batches = ((epoch, stream, windows) for epoch, windows in order)
+        for epoch, stream, windows in batches:
+            yield own_part(windows, partial(self._batch, stream, epoch), rank, world)
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """Each window once, in order."""
+        stream, windows = self.split(split)
+        rows = max(1, self._recipe.evaluate.batch_tokens // self._cost)
+        for begin in range(0, len(windows), rows):
+            yield self._batch(stream, None, windows[begin : begin + rows])
+
+    def split(self, split: str) -> tuple[Array, Array]:
+        """The stream of a split and its windows; of validation the first evaluate.limit."""
+        if split not in self._arrays:
+            raise UserError(
+                f"data.streaming reads {split} as a stream, without an end; evaluate validation "
+                "or test"
+            )
+        stream = self._arrays[split]
+        return stream, np.arange(num_windows(len(stream), self._stride))[: self._limit(split)]
+
+    def documents(self, split: str) -> Array:
+        """The document, or article, of each window: the one that most of its targets belong to."""
+        stream, windows = self.split(split)
+        ends = np.flatnonzero(stream == self.tokenizer.eos_token_id)[1:]
+        owners = np.searchsorted(ends, np.arange(1, len(stream)))  # of every target
+        if (articles := self._arrays.get(f"{split}.articles")) is not None:
+            owners = articles[owners]
+        pieces = [owners[i * self._stride : (i + 1) * self._stride] for i in windows]
+        return np.array([piece[0] + np.bincount(piece - piece[0]).argmax() for piece in pieces])
+
+    def spelled(self, split: str) -> Array:
+        """(2, tokens): words and bytes up to and with each token; train's when asked."""
+        name = f"{split}.spelled"
+        if name not in self._arrays:
+            examples = Examples(self._recipe.data, self._source, ("text",), self._read)
+            documents = examples.split(split).column(0)
+            self._arrays[name] = measure_documents(self.tokenizer, documents)
+        return self._arrays[name]
+
+    def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
+        """The batch of some windows; the epoch is None where every run must see the same."""
+        raise NotImplementedError
+
+    def _order(self, tokens: int) -> Order:
+        lengths = np.full((num_windows(tokens, self._stride), 1), self._cost)
+        batch_tokens = self._recipe.train.batch_tokens
+        return Order(lengths, batch_tokens=batch_tokens, seed=self._recipe.seed)
+
+    def _train_by_blocks(self, start: int) -> Iterator[tuple[int, Array, Array]]:
+        """Blocks before the start are passed over by what is known of them.
+
+        That is their size and the state of the stream behind them, so they are not read again.
+        """
+        first, state = 0, None
+        while (known := find(cache_folder(), self._block_key(first))) is not None:
+            size = self._order(known.meta["tokens"]).batches_per_epoch
+            if start < size or "after" not in known.meta:
+                break
+            start, first, state = start - size, first + 1, known.meta["after"]
+        for block, documents, after in self._blocks(first, state):
+            encoded: list[Array] = []
+            order = self._order(self._block_size(block, documents, after, encoded))
+            if start >= order.batches_per_epoch:
+                start -= order.batches_per_epoch
+                continue
+            stream = encoded[0] if encoded else join_documents(self.tokenizer, documents)
+            for windows in order.epoch(block)[start:]:
+                yield block, stream, windows
+            start = 0
+
+    def _blocks(self, first: int, state: State | None) -> Iterator[tuple[int, list[str], State]]:
+        """Blocks of documents from the first-th on, without end, and the stream's state after each.
+
+        After the last document comes the first.
+        """
+        numbers, data = count(first), self._recipe.data
+        sample = list(islice(self._source.splits["train"](), SAMPLE))
+        columns = infer_columns(sample, ("text",), data.columns)
+        read, faults = partial(self._read, columns=columns), Faults(data.skip_bad, endless=True)
+        while True:
+            rows = RowStream(self._source, "train", state)
+            documents = (text for ((text,),) in read_rows(iter(rows), read, faults))
+            for block in chunked(documents, BLOCK):
+                yield next(numbers), block, rows.state()
+            state = None
+
+    def _block_size(
+        self, block: int, documents: list[str], after: State, encoded: list[Array]
+    ) -> int:
+        def measure() -> Entry:
+            encoded.append(join_documents(self.tokenizer, documents))
+            return Entry({}, {"tokens": len(encoded[0]), "after": after})
+
+        return int(fetch(cache_folder(), self._block_key(block), measure).meta["tokens"])
+
+    def _block_key(self, block: int) -> str:
+        words = [self._source.fingerprint, self._recipe.data.model_dump_json(), str(BLOCK)]
+        return cache_key("block", str(block), *words, fingerprint(self.tokenizer))
+
+    def _read(self, row: Row, columns: Columns) -> list[Fields]:
+        return [(text_of(row, columns["text"], blank=self._recipe.data.keep_blank),)]
+
+    def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
+        recipe, streaming = self._recipe, self._recipe.data.streaming
+        examples = Examples(
+            recipe.data,
+            first_documents(source, recipe.data) if streaming else source,
+            ("text",),
+            self._read,
+        )
+        train = examples.split("train")
+        tokenizer = given or train_tokenizer(
+            recipe.text, tokenizer_texts(recipe.text, train, [0], examples.report), self._template
+        )
+        arrays: dict[str, Array] = {}
+        if not streaming:
+            arrays["train"] = join_documents(tokenizer, train.column(0))
+        for split in ("validation", "test"):
+            documents = examples.split(split)
+            arrays[split] = join_documents(tokenizer, documents.column(0))
+            arrays[f"{split}.spelled"] = measure_documents(tokenizer, documents.column(0))
+            if recipe.data.article_start:
+                arrays[f"{split}.articles"] = number_articles(
+                    documents.column(0), recipe.data.article_start
+                )
+        report = {**examples.report, "vocab_size": len(tokenizer)}
+        report["tokens"] = {split: len(arrays[split]) - 1 for split in SPLITS if split in arrays}
+        if streaming:
+            first = f"first {recipe.data.sample} documents of each"
+            report["streaming"] = f"tokenizer and held-out splits: {first}"
+            if shared := shared_split(recipe.data):
+                report["streaming"] += f"; of {shared} every tenth validates, the others test"
+        if recipe.task == "language_modeling":
+            if recipe.text.kind == "byte":
+                report["bigram"] = _bigram(examples)
+            else:
+                known = arrays.get("train")
+                stream = join_documents(tokenizer, train.column(0)) if known is None else known
+                report["bigram"] = _token_bigram(stream, arrays, len(tokenizer))
+        return tokenizer, Entry(arrays, {"report": report})
+
+
+def shared_split(data: Data) -> str | None:
+    """The one held-out split of a set that has no other, which validation and test both name."""
+    names = {data.splits.get(split, split) for split in ("validation", "test")}
+    return names.pop() if len(names) == 1 else None
+
+
+def first_documents(source: Source, data: Data) -> Source:
+    """The beginning of each split of a source that is too large to be read at once.
+
+    A shared held-out split is divided: what chooses a checkpoint must not be what is reported.
+    """
+    missing = [split for split in SPLITS if split not in source.splits]
+    if missing:
+        raise UserError(
+            f"data.streaming reads train as a stream and cannot cut {' and '.join(missing)} from "
+            f"it; set data.splits.{missing[0]} or data.{missing[0]}"
+        )
+    is_shared = shared_split(data) is not None
+
+    def begin(split: str) -> Iterator[Row]:
+        for number, row in enumerate(islice(source.splits[split](), data.sample)):
+            if split == "train" or not is_shared or (number % TENTH == 0) == (split != "test"):
+                yield row
+
+    return source.with_splits({split: partial(begin, split) for split in source.splits})
+
+
+def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
+    """The stream of documents, an end of text before and after each."""
+    eos, encode = tokenizer.eos_token_id, Encoder(tokenizer, bare=True)
+    stream = Numbers(np.int32)
+    stream.append(np.array([eos]))
+    for chunk in chunked(documents, 256):
+        for tokens in encode(chunk):
+            stream.append(np.array([*tokens, eos]))
+    return stream.array()
+
+
+def number_articles(documents: Iterable[str], start: str) -> Array:
+    """The article of each document; one begins at every document in which the pattern is found."""
+    is_start = re.compile(start).search
+    return np.cumsum([is_start(text) is not None for text in documents], dtype=np.int64)
+
+
+def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
+    """(2, tokens): words and bytes spelled up to and with each token of the stream.
+
+    An end of text counts as a word and as no byte.
+    """
+    end = np.array([[1], [0]])
+    parts = [np.zeros((2, 1), dtype=np.int64)]
+    for chunk in chunked(documents, 256):
+        for text, (_, starts) in zip(chunk, encode_documents(tokenizer, chunk), strict=True):
+            parts += [measure_tokens(text, starts), end]
+    return np.cumsum(np.concatenate(parts, axis=1), axis=1)
+
+
+def measure_tokens(text: str, starts: list[int]) -> Array:
+    """(2, tokens): words that begin in, and bytes of, the text from one token's start to the next.
+
+    Tokens of one character's bytes share their start: the last of them gets it all.
+    """
+    if not starts:
+        return np.zeros((2, 0), dtype=np.int64)
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+    inside = np.array([not character.isspace() for character in text])
+    begins = inside & ~np.concatenate([[False], inside[:-1]])
+    edges = np.array([0, *starts[1:], len(text)])
+    sums = np.cumsum(np.stack([begins, widths]), axis=1)
+    return np.diff(np.concatenate([[[0], [0]], sums], axis=1)[:, edges], axis=1)
+
+
+def _token_bigram(train: Array, arrays: dict[str, Array], vocab: int) -> dict[str, float]:
+    """Perplexity of an interpolated bigram model of the first tokens of train."""
+    held_out = arrays["validation"]
+    return {
+        split: token_bigram_perplexity(train[:ENOUGH_TOKENS], held_out, arrays[split], vocab)
+        for split in ("validation", "test")
+    }
+
+
+def _bigram(examples: Examples) -> dict[str, float]:
+    """Bits per byte of an interpolated bigram model of train: what a model must beat."""
+
+    def texts(split: str) -> list[bytes]:
+        return [text.encode() for text in examples.split(split).column(0)]
+
+    table = fit_bigram(texts("train"))
+    return {
+        split: score("bits_per_byte", bigram_statistics(table, texts(split)))
+        for split in ("validation", "test")
+    }

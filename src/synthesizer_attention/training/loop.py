@@ -1,0 +1,319 @@
+"""fit(recipe, run): the one loop, on accelerate.
+
+The loss is divided by the targets of all processes, so that N processes take the step of one. All
+random numbers of a step come from (seed, batch, process): a resume needs no generator state.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from synthesizer_attention.attention.hook import kernels
+from synthesizer_attention.data.batch import Batch
+from synthesizer_attention.errors import UserError, refuse_other_data
+from synthesizer_attention.experiment.interruption import Interrupted, Interruption
+from synthesizer_attention.experiment.progress import Pace, Progress, Quiet
+from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.experiment.run import Run, provenance
+from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.tasks.task import Task
+from synthesizer_attention.training.accelerator import (
+    autocast,
+    compare_data,
+    compare_recipes,
+    one_line_for_lost_processes,
+    one_line_for_memory,
+    open_accelerator,
+)
+from synthesizer_attention.training.build import (
+    build_model,
+    check_size,
+    load_weights,
+    stable_seed,
+    unique_weights,
+)
+from synthesizer_attention.training.checkpoint import Checkpointer, numbered, take_weights
+from synthesizer_attention.training.evaluate import evaluate
+from synthesizer_attention.training.finish import finish
+from synthesizer_attention.training.meter import now, peak_memory
+from synthesizer_attention.training.optim import build_optimizer, learning_rate, set_rate
+from synthesizer_attention.training.tracking import start_tracking, track, tracker_options
+
+MEASURED = 1  # measure the memory of the step after this one: the optimizer's state exists then
+
+
+@dataclass
+class State:
+    """The progress of a run: what a checkpoint keeps beside weights and optimizer."""
+
+    step: int = 0
+    tokens: int = 0
+    loss: float = 0.0  # summed over the targets since the last line of metrics.jsonl
+    targets: int = 0  # since then
+    best: float | None = None  # of the main metric on validation
+    best_step: int = 0
+    waited: int = 0  # evaluations since the best
+
+
+def fit(
+    recipe: Recipe,
+    run: Run,
+    progress: Progress | None = None,
+    *,
+    tracker: str | None = None,
+    split: str = "test",
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Train a recipe to its last step, resuming what run holds; return its result on a split.
+
+    `data` is the identity that the data must have, where a study knows it.
+    """
+    run.claim(recipe)
+    progress = progress or Quiet()
+    if known := _known_result(run, progress):
+        return known
+    provenance()
+    accelerator = open_accelerator(recipe, **tracker_options(tracker, run))
+    main = accelerator.is_main_process
+    progress = progress if main else Quiet()
+    compare_recipes(accelerator, recipe)
+    check_size(recipe)
+    with (
+        one_line_for_lost_processes(accelerator),
+        run.held(recipe, progress.say) if main else nullcontext(),
+        Interruption() as interruption,
+    ):
+        with accelerator.main_process_first():
+            if known := _known_result(run, progress):  # of whoever the lock was waited for
+                return known if main else {}
+            kernels().prepare()
+            task = build_task(recipe)
+        compare_data(accelerator, task.identity)
+        refuse_other_data(f"the comparison of {run.path}", data or task.identity, task.identity)
+        loop = Loop(recipe, run, task, accelerator, progress)
+        loop.state = State(**loop.checkpointer.resume(progress))
+        if tracker and main:
+            start_tracking(accelerator, tracker, recipe, run, loop.state.step)
+        try:
+            loop.train(interruption)
+        finally:
+            for opened in accelerator.trackers:
+                opened.finish()
+        interruption.stops_at_once = True
+        if not main:
+            return {}
+        best, last = loop.state.best_step, loop.state.step
+        return finish(recipe, run, task, best, last, progress, accelerator.device, split)
+
+
+def _known_result(run: Run, progress: Progress) -> dict[str, Any] | None:
+    """What a run reached that is finished already."""
+    if not run.is_finished:
+        return None
+    progress.say(f"{run.path} is finished; nothing to do")
+    return run.result()
+
+
+class Loop:
+    """The training of one recipe: model, optimizer, checkpoints and progress."""
+
+    def __init__(
+        self, recipe: Recipe, run: Run, task: Task, accelerator: Accelerator, progress: Progress
+    ) -> None:
+        self.recipe, self.run, self.task = recipe, run, task
+        self.accelerator, self.progress, self.state = accelerator, progress, State()
+        model = build_model(recipe, task.tokenizer, task.labels)
+        names = list(unique_weights(model))
+        self.model, self.optimizer = accelerator.prepare(
+            model, build_optimizer(model, recipe.train)
+        )
+        self.checkpointer = Checkpointer(
+            run, recipe.train, accelerator, self.model, self.optimizer, names, task.identity
+        )
+        self.forward = torch.compile(self.model) if recipe.train.compile else self.model
+
+    def train(self, interruption: Interruption) -> None:
+        """Take the steps that are left, logging, evaluating and saving on the way."""
+        train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
+        batches = self.batches()
+        pace = Pace(state.step)
+        while state.step < train.steps and not self._is_out_of_patience():
+            begin = now(self.accelerator.device)
+            take = self.take_measured_step if state.step == MEASURED else self.take_step
+            with one_line_for_memory(self.lower_batches):
+                asked = take(next(batches), interruption.asked)
+            pace.add(now(self.accelerator.device) - begin, self.step_tokens)
+            last = state.step == train.steps
+            if state.step % train.log_every == 0 or last:
+                self._log(pace)
+            if state.step % every == 0 or last:
+                self._evaluate()
+            if asked or last or state.step % train.checkpoint_every == 0:
+                self.checkpointer.save(asdict(state))
+            if asked and not last:
+                raise Interrupted(
+                    f"interrupted at step {state.step} of {train.steps}; "
+                    f"run the same command to continue ({self.run.path})"
+                )
+        self.checkpointer.save(asdict(state))
+
+    def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
+        """Update once from several batches; True where any process was asked to stop."""
+        accelerator, state, train = self.accelerator, self.state, self.recipe.train
+        targets, tokens = self._sum(
+            sum(batch.num_targets for batch in batches), sum(batch.num_tokens for batch in batches)
+        )
+        set_rate(self.optimizer, learning_rate(state.step + 1, train))
+        self.model.train()
+        loss = torch.zeros((), device=accelerator.device)
+        for place, batch in enumerate(batches):
+            number = state.step * train.accumulate + place
+            _seed_step(stable_seed(self.recipe.seed, number, accelerator.process_index))
+            ready = place == len(batches) - 1
+            with nullcontext() if ready else accelerator.no_sync(self.model):
+                part = self._loss(batch, targets)
+                accelerator.backward(part * accelerator.num_processes)
+            loss += part.detach()
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
+        self.step_loss, stop = self._sum(float(loss), float(asked))
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self.step_norm, self.step_tokens = float(norm), int(tokens)
+        if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
+            raise self._diverged()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        state.step += 1
+        state.tokens += int(tokens)
+        state.loss += self.step_loss * targets
+        state.targets += int(targets)
+        return stop > 0
+
+    def take_measured_step(self, batches: list[Batch], asked: bool) -> bool:
+        """Take a step and record its peak memory in timing.jsonl."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        for kept in self.optimizer.state.values():
+            tensors += [value for value in kept.values() if isinstance(value, Tensor)]
+        held = sum(tensor.nbytes for tensor in tensors)
+        with peak_memory(self.accelerator.device) as memory:
+            stop = self.take_step(batches, asked)
+        if self.accelerator.is_main_process and memory.peak is not None:
+            self.run.log_time(self.state.step, {"memory_bytes": held + memory.peak})
+        return stop
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """The batches of every step that is left."""
+        train, accelerator = self.recipe.train, self.accelerator
+        batches = self.task.train_batches(
+            self.state.step * train.accumulate,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+        )
+        while True:
+            yield [next(batches) for _ in range(train.accumulate)]
+
+    def _loss(self, batch: Batch, targets: float) -> Tensor:
+        device = self.accelerator.device
+        inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+        count = torch.tensor(max(1.0, targets), device=device)
+        with autocast(self.recipe, device):
+            loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
+        return loss
+
+    def _sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes."""
+        local = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        total: list[float] = self.accelerator.reduce(local, "sum").tolist()
+        return total
+
+    def _log(self, pace: Pace) -> None:
+        state, train = self.state, self.recipe.train
+        loss = state.loss / max(1, state.targets)
+        state.loss, state.targets = 0.0, 0
+        values = {
+            "loss": loss,
+            "lr": learning_rate(state.step, train),
+            "grad_norm": self.step_norm,
+            "tokens": state.tokens,
+        }
+        seconds, tokens = pace.lap()
+        if self.accelerator.is_main_process:
+            self._record(values)
+            self.run.log_time(state.step, {"seconds": seconds, "tokens": tokens})
+        left = pace.seconds_per_step(state.step) * (train.steps - state.step)
+        self.progress.show(state.step, train.steps, loss, tokens / max(seconds, 1e-9), left)
+
+    def _record(self, values: Mapping[str, object]) -> None:
+        self.run.log(self.state.step, values)
+        if self.accelerator.trackers:
+            track(self.accelerator, self.state.step, values)
+
+    def _evaluate(self) -> None:
+        """Measure on validation, and keep the weights if they are the best so far."""
+        state, task = self.state, self.task
+        settings, together = self.recipe.evaluate, self.accelerator
+        scores = evaluate(self._whole_model(), task, "validation", settings, together).scores
+        value = scores.metrics[task.main_metric]
+        sign = 1 if task.higher_is_better else -1
+        better = state.best is None or sign * value > sign * state.best
+        if better:
+            state.best, state.best_step, state.waited = value, state.step, 0
+        else:
+            state.waited += 1
+        if self.accelerator.is_main_process:
+            self._record({"validation": scores.metrics})
+            self.progress.measure(state.step, task.main_metric, value)
+        if better:
+            self.checkpointer.save_best(state.step, value)
+
+    def _whole_model(self) -> SynthesizerPreTrainedModel:
+        """The model for evaluation: itself, or a copy of it where its weights are sharded."""
+        model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return model
+        weights = take_weights(self.model, on_every_process=True)
+        whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
+        load_weights(whole, weights, "this run")
+        return whole.to(self.accelerator.device)
+
+    def _is_out_of_patience(self) -> bool:
+        patience = self.recipe.train.patience
+        return bool(patience) and self.state.waited >= patience
+
+    def _diverged(self) -> UserError:
+        return UserError(
+            f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
+            f"{self.state.step + 1}; {self._kept()}; lower train.lr or train.table_rate"
+        )
+
+    def lower_batches(self) -> str:
+        """What to do where a step does not fit in memory."""
+        train = self.recipe.train
+        return (
+            f" at step {self.state.step + 1}; {self._kept()}; free some and run the same command, "
+            f"or lower train.batch_tokens, which is {train.batch_tokens}, in another --out "
+            f"(a higher train.accumulate, which is {train.accumulate}, makes up for it)"
+        )
+
+    def _kept(self) -> str:
+        good = numbered(self.run.checkpoints, "step")
+        return (
+            f"the last good checkpoint is {good[-1][1]}" if good else "no checkpoint was made yet"
+        )
+
+
+def _seed_step(seed: int) -> None:
+    """torch.manual_seed, which asks every kind of device, costs a small model 160 us a step."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    elif torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)

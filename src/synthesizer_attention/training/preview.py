@@ -1,0 +1,98 @@
+"""Preview a recipe without training: sizes, costs, data and time."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+
+import torch
+
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.experiment.progress import Quiet, clock
+from synthesizer_attention.experiment.published import published_parameters
+from synthesizer_attention.experiment.recipe import Recipe, dump
+from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.cost import (
+    cache_bytes_per_token,
+    count_parameters,
+    flops_per_token,
+    sketch,
+)
+from synthesizer_attention.spec import normalize_spec
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.tasks.task import Task
+from synthesizer_attention.training.accelerator import one_line_for_memory, open_accelerator
+from synthesizer_attention.training.build import build_config, build_model, rough_config
+from synthesizer_attention.training.evaluate import answer, evaluating
+from synthesizer_attention.training.loop import Loop
+
+TRIED = 4  # steps, the first of which warms up
+
+
+def describe(recipe: Recipe) -> Iterator[str]:
+    """Lines about a recipe, each as soon as it is known."""
+    yield dump(recipe).rstrip()
+    yield ""
+    try:
+        task = build_task(recipe)
+    except UserError:
+        yield "the data cannot be read; with a vocabulary as large as text.vocab_size:"
+        yield from _cost(rough_config(recipe))
+        yield from _published(recipe)
+        raise
+    yield "data"
+    for key, value in task.report.items():
+        yield f"  {key}: {value}"
+    yield from _cost(build_config(recipe, task.tokenizer, task.labels))
+    yield from _published(recipe)
+    seconds, threads = time_step(recipe, task), torch.get_num_threads()
+    yield (
+        f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
+        f"({seconds * 1000:.0f} ms each, threads: {threads}; evaluation comes on top)"
+    )
+
+
+def _published(recipe: Recipe) -> Iterator[str]:
+    """The printed counts of the same row, where the recipe belongs to a published table."""
+    counts = published_parameters(recipe.paper, normalize_spec(recipe.synthesis))
+    for count in counts:
+        yield f"  published: {count}"
+    if recipe.paper and not counts:
+        yield "  published: no count of this row is known"
+
+
+def _cost(config: SynthesizerConfig) -> Iterator[str]:
+    yield "parameters"
+    for part, count in count_parameters(sketch(config)).items():
+        yield f"  {part}: {count:,}"
+    yield f"FLOPs per token, forward at full length: {flops_per_token(config):,.0f}"
+    cached = cache_bytes_per_token(config)
+    yield f"cache bytes per token: {'nothing is decoded' if cached is None else f'{cached:,}'}"
+
+
+def time_answer(recipe: Recipe, task: Task) -> float:
+    """Seconds of an answer by a model that knows no end yet, so at most; 0 where none is due."""
+    if not task.generates:
+        return 0.0
+    model = build_model(recipe, task.tokenizer, task.labels)
+    inputs = next(iter(task.batches("validation"))).inputs
+    begin = time.perf_counter()
+    with evaluating(model):
+        answers = answer(model, inputs, recipe.evaluate)
+    return (time.perf_counter() - begin) / len(answers)
+
+
+def time_step(recipe: Recipe, task: Task) -> float:
+    """Seconds of a training step by the wall clock, measured on a few."""
+    accelerator = open_accelerator(recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(recipe, Run(folder), task, accelerator, Quiet())
+        batches = loop.batches()
+        taken = []
+        for _ in range(TRIED):
+            begin = time.perf_counter()
+            with one_line_for_memory(loop.lower_batches):
+                loop.take_step(next(batches))
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:])
