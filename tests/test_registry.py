@@ -279,7 +279,7 @@ BROKEN = {
     "def f():\n    return 1 / 0\n\n\nf()\n": "line 2 of mine.py with ZeroDivisionError: division",
     "x = 1\ndef f(:\n": "line 2 of mine.py with SyntaxError: invalid syntax",
     "import sys\n\nsys.exit(0)\n": "line 3 of mine.py with sys.exit(0)",
-    "from synthesizer_attention import *\nregister_synthesis('R')(Synthesis)\n": "line 2 of mine.py",
+    "from synthesizer_attention import *\nregister_synthesis('R')(Synthesis)\n": "line 2 of mine",
 }
 VERBS = [
     "train tiny.toml --out out",

@@ -2,10 +2,10 @@
 
 The first process that could use it has it compiled for this machine in the background (a second of
 gcc or clang, where there is one) and computes without it; later ones use it. A training run
-compiles before its first step. SYNTHESIZER_KERNEL=0 says no to both, and
+compiles before its first step. SYNTHESIZER_KERNEL=0 forbids both;
 `python -m synthesizer_attention.kernels.cpu` compiles at once. The library lies in the user's
-cache under a name made of the source, the flags and the processor, and is used where it
-fits: float32 on a CPU, more than one row, and a torch that lends its BLAS (and its threads, else there is one).
+cache under a name made of the source, the flags and the processor. It is used for float32 on a
+CPU with more than one row, if torch lends its BLAS (and its threads, else there is one).
 
 A library is code, so one is loaded only from a folder and a file that nobody else may write, and
 only with the sha256 that was written beside it when it was built.

@@ -41,8 +41,8 @@ def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: AN
         cause = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"{launched[0]} says that this is one of several processes, and they cannot meet "
-            f"({cause}); start them with "
-            f"torchrun --nproc_per_node N -m synthesizer_attention train ..., or unset {launched[0].partition('=')[0]}"
+            f"({cause}); start them with torchrun --nproc_per_node N -m synthesizer_attention "
+            f"train ..., or unset {launched[0].partition('=')[0]}"
         ) from None
 
 
