@@ -58,7 +58,7 @@ def forks():
 @pytest.fixture
 def asked(tmp_path):
     """A comparison of one seed on a tiny language model."""
-    from synthesizer_attention.experiment.recipe import dump
+    from synthesizer_attention.run.recipe import dump
     from synthesizer_attention.study.asked import Asked
     from tiny import language_model
 

@@ -2,7 +2,7 @@
 
 import json
 
-from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe
 
 ENGLISH = ["cat", "dog", "bird", "fish", "horse", "mouse", "cow"]
 GERMAN = ["Katze", "Hund", "Vogel", "Fisch", "Pferd", "Maus", "Kuh"]

@@ -10,10 +10,10 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from synthesizer_attention.experiment.recipe_keys import Train
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
 from synthesizer_attention.models.layers import Layer
+from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.training.build import initialize_by_name
 from synthesizer_attention.training.optim import build_optimizer
 

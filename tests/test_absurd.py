@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthesizer_attention import SyntheticAttention
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump, load_recipe, parse_recipe
+from synthesizer_attention.run.recipe import dump, load_recipe, parse_recipe
 from synthesizer_attention.sizes import parse_positions
 from synthesizer_attention.spec import expand_layers, modules_of, normalize_spec
 from synthesizer_attention.study.asked import parse_jobs

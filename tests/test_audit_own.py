@@ -16,8 +16,8 @@ from synthesizer_attention.audit.hook import Hook, other_layers
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.models import MODELS
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.loop import fit
 from tiny import environment, language_model
 

@@ -26,8 +26,8 @@ from synthesizer_attention.audit.load import load_model
 from synthesizer_attention.audit.run import Asked, audit
 from synthesizer_attention.audit.tune import Tuning, _loss
 from synthesizer_attention.cli import main
-from synthesizer_attention.experiment.recipe import load_recipe
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.loop import fit
 from test_audit import sentences, tokenizer
 from tiny import SIZE, write_text

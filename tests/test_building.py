@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import SynthesizerForCausalLM
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.training.build import (
     initialize_by_name,
     load_weights,

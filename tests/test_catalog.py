@@ -1,5 +1,5 @@
-from synthesizer_attention.experiment.recipe import load_recipe, recipe_names
-from synthesizer_attention.experiment.recipe_list import (
+from synthesizer_attention.run.recipe import load_recipe, recipe_names
+from synthesizer_attention.run.recipe_list import (
     describe_seconds,
     estimate_flops,
     estimate_parameters,

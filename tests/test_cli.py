@@ -6,7 +6,7 @@ import pytest
 
 import synthesizer_attention
 from synthesizer_attention.cli import main
-from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.run.recipe import dump
 from tiny import environment, language_model
 
 MOSTLY_TORCH = ("torch", "transformers", "accelerate", "datasets")

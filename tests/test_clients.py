@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from synthesizer_attention.data.tokenizer import train_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import Text
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import (
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
 )
+from synthesizer_attention.run.recipe_keys import Text
 from tiny import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "hugging_face.md"

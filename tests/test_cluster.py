@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump
+from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.cluster import Driver, _room, open_cluster, own_code
 from synthesizer_attention.study.compare import compare

@@ -11,7 +11,7 @@ from synthesizer_attention.data.corpora.corpus_list import CORPORA, GRADED
 from synthesizer_attention.data.corpora.drawing import DRAW, draw_splits
 from synthesizer_attention.data.sources import open_source
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.run.recipe_keys import Data
 
 SMALL = {"train": 60, "validation": 20, "test": 20}
 COLUMNS = {

@@ -16,9 +16,9 @@ from synthesizer_attention.benchmark import write as bench_write
 from synthesizer_attention.benchmark.measure import Plan, Result
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump
-from synthesizer_attention.experiment.run import Run, remove_leftovers, write_text
 from synthesizer_attention.report.load import read_run
+from synthesizer_attention.run.recipe import dump
+from synthesizer_attention.run.run import Run, remove_leftovers, write_text
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.workers import open_pool

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from synthesizer_attention.data.batch import Batch
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.build import build_model, initialize_by_name
 from synthesizer_attention.training.decode_speed import NEW_TOKENS, PROMPTS, continuations, decode

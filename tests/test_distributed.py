@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import dump
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.accelerator import open_accelerator
 from synthesizer_attention.training.loop import fit
 from tiny import environment, language_model

@@ -83,7 +83,7 @@ def test_what_encodes_and_scores_lies_where_the_key_looks():
             found |= set(
                 re.findall(r"(?:from|import) synthesizer_attention\.(\w+)", path.read_text())
             )
-    assert found <= {"data", "metrics", "tasks", "experiment", "errors", "untrusted"}
+    assert found <= {"data", "metrics", "tasks", "run", "errors", "untrusted"}
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

@@ -14,7 +14,7 @@ from synthesizer_attention.data.tokenizer import (
     encode,
     train_tokenizer,
 )
-from synthesizer_attention.experiment.recipe_keys import Text
+from synthesizer_attention.run.recipe_keys import Text
 
 TEXTS = ["it's the cat's 12th mat, isn't it?", "the dog sat on the cat; über Grüße 東京"] * 20
 KINDS = {

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from synthesizer_attention.data.batch import Batch
-from synthesizer_attention.experiment.recipe_keys import Evaluate
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.cost import (
     cache_bytes_per_token,
@@ -19,6 +18,7 @@ from synthesizer_attention.models.heads import (
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
 )
+from synthesizer_attention.run.recipe_keys import Evaluate
 from synthesizer_attention.training.attention_maps import (
     alphas_of,
     histogram,

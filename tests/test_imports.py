@@ -16,14 +16,14 @@ MAY_IMPORT = {
     "attention": set(),
     "kernels": {"attention", "models"},
     "models": {"attention", *LAZY},
-    "experiment": set(),
-    "data": {"experiment"},
+    "run": set(),
+    "data": {"run"},
     "metrics": {"data.tokenizer"},
-    "tasks": {"experiment", "data", "metrics"},
-    "training": {"attention", "models", "experiment", "data", "metrics", "tasks"},
-    "study": {"models", "experiment", "data", "metrics", "tasks", "training"},
+    "tasks": {"run", "data", "metrics"},
+    "training": {"attention", "models", "run", "data", "metrics", "tasks"},
+    "study": {"models", "run", "data", "metrics", "tasks", "training"},
     "report": {
-        "experiment",
+        "run",
         "metrics",
         "study.stats",
         "study.ladder",
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "audit": {
         "attention",
         "models",
-        "experiment",
+        "run",
         "data",
         "metrics",
         "tasks",
@@ -43,7 +43,7 @@ MAY_IMPORT = {
         "benchmark.clock",
     },
 }
-NO_TORCH = {"errors", "manifest", "sizes", "spec", "experiment", "metrics", "report", "cli"}
+NO_TORCH = {"errors", "manifest", "sizes", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
 COMMAND = "command.py"  # of a folder: its verbs, which belong to the command line
 HOOK = "attention/hook.py"  # the only file that imports the kernels

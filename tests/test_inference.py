@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import list_settings, load_recipe
+from synthesizer_attention.run.recipe import list_settings, load_recipe
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.guess import infer_recipe, is_data
 from synthesizer_attention.study.plan import draw_up

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from synthesizer_attention.experiment.recipe import dump
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import dump
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.loop import fit
 from test_training import assert_same_outcome
 from tiny import language_model

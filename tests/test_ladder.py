@@ -11,14 +11,14 @@ import pytest
 
 from corpus import pairs, small, write_tsv
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump, load_recipe
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.report import ladder
 from synthesizer_attention.report.blocks import Section
 from synthesizer_attention.report.ladder import sentence
 from synthesizer_attention.report.load import Record, Row, Study
 from synthesizer_attention.report.page import page as page_of
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.recipe import dump, load_recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.compare import conduct, list_commands
 from synthesizer_attention.study.ladder import (

@@ -5,8 +5,8 @@ import json
 
 from rich.console import Console
 
-from synthesizer_attention.experiment.recipe import load_recipe
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.live import LiveTable, RowStatus, RunLog, StatusLines
 
 

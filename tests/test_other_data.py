@@ -14,13 +14,13 @@ from synthesizer_attention.data.corpora.corpus_list import CORPORA
 from synthesizer_attention.data.files import File
 from synthesizer_attention.data.sources import Mixture, open_source
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.interruption import Interrupted
-from synthesizer_attention.experiment.recipe import change, dump, load_recipe
-from synthesizer_attention.experiment.recipe_keys import Data
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.manifest import MANIFEST
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.summary import summarize
+from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.recipe import change, dump, load_recipe
+from synthesizer_attention.run.recipe_keys import Data
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint

@@ -3,11 +3,11 @@
 import tomllib
 from importlib import resources
 
-from synthesizer_attention.experiment.published import paper
-from synthesizer_attention.experiment.recipe import load_recipe, recipe_names
 from synthesizer_attention.metrics import GLUE
 from synthesizer_attention.report.metric_tables import COLUMNS
 from synthesizer_attention.report.published import paper_tables
+from synthesizer_attention.run.published import paper
+from synthesizer_attention.run.recipe import load_recipe, recipe_names
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.study.rows import make_row, size_control
 

@@ -13,13 +13,13 @@ from synthesizer_attention.attention import masks
 from synthesizer_attention.attention.layer import Inputs, SyntheticAttention
 from synthesizer_attention.attention.synthesis import DotProduct, Mixture
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
 from synthesizer_attention.models import (
     SynthesizerConfig,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
 )
 from synthesizer_attention.models.layers import Context, Shape, Stack, sinusoids
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.sizes import RotaryOptions, parse_positions
 from test_contract import small_blocks
 from variants import EVERY, redrawn, tokens

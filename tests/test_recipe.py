@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import (
+from synthesizer_attention.run.recipe import (
     differences,
     dump,
     load_recipe,
     parse_recipe,
     recipe_names,
 )
-from synthesizer_attention.experiment.recipe_keys import TASKS, Model
+from synthesizer_attention.run.recipe_keys import TASKS, Model
 from synthesizer_attention.sizes import DEFAULTS, PRESETS
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())
@@ -177,7 +177,7 @@ def test_a_built_in_recipe_has_what_it_spells_and_the_defaults_else(name):
 
 
 def test_recipes_are_read_without_torch():
-    code = "import sys; from synthesizer_attention.experiment.recipe_list import *;"
+    code = "import sys; from synthesizer_attention.run.recipe_list import *;"
     code += "summarize_recipes();"
     code += "print('torch' in sys.modules)"
     source = Path(__file__).parents[1] / "src"

@@ -20,9 +20,9 @@ from synthesizer_attention.attention import fast
 from synthesizer_attention.attention.registry import SYNTHESES, spec_of
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump, load_recipe
-from synthesizer_attention.experiment.recipe_keys import Train
 from synthesizer_attention.models import SynthesizerConfig, SynthesizerForCausalLM
+from synthesizer_attention.run.recipe import dump, load_recipe
+from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.training.build import rough_config
 from synthesizer_attention.training.optim import build_optimizer
 from tiny import environment, language_model, write_text

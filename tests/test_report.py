@@ -15,7 +15,6 @@ import pytest
 import browser
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump, load_recipe
 from synthesizer_attention.metrics import METRICS, Metric, score
 from synthesizer_attention.report import metric_tables, plots
 from synthesizer_attention.report.blocks import Section, Text
@@ -25,6 +24,7 @@ from synthesizer_attention.report.sections import notes
 from synthesizer_attention.report.style import _spread
 from synthesizer_attention.report.tables import _bytes, cells
 from synthesizer_attention.report.write import summarize_all, write_report
+from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.study import stats
 
 EDGES = np.linspace(-6.0, 0.0, 49)

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from synthesizer_attention.audit.cost import Point, most_heads, sentence
-from synthesizer_attention.experiment.packed import opened
-from synthesizer_attention.experiment.recipe import load_recipe
 from synthesizer_attention.report.load import read_run
 from synthesizer_attention.report.sections import notes, text_of
 from synthesizer_attention.report.write import summarize_all
+from synthesizer_attention.run.packed import opened
+from synthesizer_attention.run.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -8,7 +8,7 @@ from synthesizer_attention.data.files import File, looks_like_header
 from synthesizer_attention.data.files import read_files as read_opened_files
 from synthesizer_attention.data.sources import data_folder, open_source
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.run.recipe_keys import Data
 
 ROWS = [{"en": "a cat", "de": "eine Katze"}, {"en": "two dogs", "de": "zwei Hunde"}]
 

@@ -9,7 +9,7 @@ from synthesizer_attention.data import prepare, spill
 from synthesizer_attention.data.encoded_cache import Entry, fetch
 from synthesizer_attention.data.spill import CHUNK, Numbers, RaggedWriter, Table
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import build_task
 
 
@@ -115,7 +115,7 @@ def test_a_cache_that_may_not_be_written_is_no_question_of_space(tmp_path, monke
     advice = "(Permission denied); set SYNTHESIZER_CACHE to a directory that can be written"
     assert str(refused.value) == f"cannot make the cache {folder} {advice}"
     folder.mkdir(mode=0o700)
-    monkeypatch.setattr("synthesizer_attention.experiment.run.os.replace", forbidden)
+    monkeypatch.setattr("synthesizer_attention.run.run.os.replace", forbidden)
     with pytest.raises(UserError) as refused:
         fetch(folder, "key", lambda: entry)
     assert str(refused.value) == f"cannot write {folder / 'key.npz'} {advice}"

@@ -18,8 +18,8 @@ import torch
 
 import synthesizer_attention
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import dump, load_recipe
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import dump, load_recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.asked import Jobs, parse_jobs
 from synthesizer_attention.study.budget import at_width, count, match_width
 from synthesizer_attention.study.compare import conduct, fit_widths, list_commands, settle
@@ -461,7 +461,7 @@ def test_data_that_cannot_be_read_leaves_no_comparison_behind(asked):
 
 def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatch):
     """One row's directory is in use; once it is free, the same command does that row alone."""
-    monkeypatch.setattr("synthesizer_attention.experiment.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.run.lock.PATIENCE", 0.0)
     asked = replace(asked, syntheses=("dot", "random", "none"))
     plan = draw_up(asked)
     plan.out.mkdir()

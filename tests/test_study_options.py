@@ -10,13 +10,13 @@ import pytest
 
 from corpus import ENGLISH, SMALL
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.opponent import opponent_of
 from synthesizer_attention.report.sections import text_of
 from synthesizer_attention.report.summary import summarize
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.compare import list_commands
 from synthesizer_attention.study.plan import draw_up

@@ -9,7 +9,7 @@ from synthesizer_attention import metrics
 from synthesizer_attention.data.batch import IGNORED
 from synthesizer_attention.data.corpora.corpus_list import CORPORA
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task, prompt
 from synthesizer_attention.tasks.dialogue import TURN
 from synthesizer_attention.tasks.pairs import conversations

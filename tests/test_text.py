@@ -16,7 +16,7 @@ from synthesizer_attention.data.tokenizer import (
     train_tokenizer,
 )
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import Text
+from synthesizer_attention.run.recipe_keys import Text
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat"] * 20
 GERMAN = ["die Katze saß auf der Matte", "der Hund saß auf der Katze"] * 20

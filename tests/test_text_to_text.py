@@ -10,8 +10,8 @@ from synthesizer_attention.data.batch import IGNORED
 from synthesizer_attention.data.columns import BadRow
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe
 from synthesizer_attention.metrics import GLUE, SUPERGLUE, score
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task
 from synthesizer_attention.tasks.glue import MEMBERS, WORDINGS, same_referent
 from synthesizer_attention.tasks.text_to_text import judge

@@ -9,9 +9,9 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.interruption import Interrupted
-from synthesizer_attention.experiment.progress import Quiet
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.progress import Quiet
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.checkpoint import read_weights
 from synthesizer_attention.training.loop import fit
 from tiny import language_model

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from search_simulation import Rule, simulate
-from synthesizer_attention.experiment.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.study.tune import (
     LR_RANGE,
     REPEATED,

@@ -23,12 +23,12 @@ from synthesizer_attention.cli import main
 from synthesizer_attention.data.sources import open_source
 from synthesizer_attention.data.tokenizer import load_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import load_recipe, parse_recipe
-from synthesizer_attention.experiment.recipe_keys import Data
-from synthesizer_attention.experiment.run import Run, default_path, read_arrays, write_atomically
 from synthesizer_attention.models import SynthesizerConfig
 from synthesizer_attention.report.load import read_run, read_studies
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.recipe import load_recipe, parse_recipe
+from synthesizer_attention.run.recipe_keys import Data
+from synthesizer_attention.run.run import Run, default_path, read_arrays, write_atomically
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.training.build import load_pretrained
@@ -90,7 +90,7 @@ def test_a_parquet_file_that_expands_a_millionfold_is_refused_within_bounded_mem
     assert path.stat().st_size < 1000
     script = (
         "import sys; from synthesizer_attention.data.sources import open_source\n"
-        "from synthesizer_attention.experiment.recipe_keys import Data\n"
+        "from synthesizer_attention.run.recipe_keys import Data\n"
         "try:\n"
         "    for row in open_source(Data(train=sys.argv[1]), None).splits['train'](): pass\n"
         "except ValueError as error: print(error)"

@@ -18,11 +18,11 @@ import browser
 from synthesizer_attention.benchmark import measure
 from synthesizer_attention.benchmark.write import write as write_bench
 from synthesizer_attention.cli import main
-from synthesizer_attention.experiment.progress import Lines
 from synthesizer_attention.report.blocks import Figures, Plot, Section, Table
 from synthesizer_attention.report.page import page
 from synthesizer_attention.report.tables import no_formula
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.progress import Lines
 from synthesizer_attention.study.live import RowStatus, StatusLines
 from synthesizer_attention.untrusted import fenced, plain, printable
 from test_report import make_study

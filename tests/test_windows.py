@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from synthesizer_attention.experiment.recipe import load_recipe
-from synthesizer_attention.experiment.run import remove_leftovers, spec_folder
+from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.run import remove_leftovers, spec_folder
 from synthesizer_attention.spec import has_logits, variants
 from synthesizer_attention.study.rows import make_row, parse_row
 from synthesizer_attention.untrusted import check_folder_name, portable
@@ -88,7 +88,7 @@ def test_a_folder_is_not_called_like_a_device(monkeypatch, name):
 
 def test_a_leftover_of_a_process_is_not_asked_after_by_killing_it(tmp_path, monkeypatch):
     """os.kill(process, 0) ends it on Windows."""
-    monkeypatch.setattr("synthesizer_attention.experiment.run.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.run.run.WINDOWS", True)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("killed"))
     leftover = tmp_path / f".study.json.{os.getpid()}.partial"
     leftover.write_text("half")

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.experiment.interruption import Interrupted, Interruption
+from synthesizer_attention.run.interruption import Interrupted, Interruption
 from synthesizer_attention.study.workers import (
     LocalWorker,
     LostError,
@@ -235,7 +235,7 @@ def test_a_worker_that_leaves_before_its_order_has_lost_it(tmp_path):
 
 
 def test_one_pool_at_a_time_serves_a_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer_attention.experiment.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.run.lock.PATIENCE", 0.0)
     with (
         open_pool(tmp_path),
         pytest.raises(UserError, match=rf"process {os.getpid()} on .* is running a comparison in"),

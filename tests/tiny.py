@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import synthesizer_attention
-from synthesizer_attention.experiment.recipe import Recipe, load_recipe
+from synthesizer_attention.run.recipe import Recipe, load_recipe
 
 SIZE = ("d_model=8", "num_heads=2", "num_layers=1", "max_len=12", "dropout=0.0")
 WORDS = [

@@ -36,9 +36,9 @@ import synthesizer_attention.training.decode_speed
 import synthesizer_attention.training.evaluate
 import synthesizer_attention.training.generate
 from subjects import KILLED, SUBJECTS, TRAIN, Command
-from synthesizer_attention.experiment.console import silence_libraries
-from synthesizer_attention.experiment.recipe import dump, leaves
-from synthesizer_attention.experiment.run import provenance
+from synthesizer_attention.run.console import silence_libraries
+from synthesizer_attention.run.recipe import dump, leaves
+from synthesizer_attention.run.run import provenance
 from tiny import language_model
 
 SAID = ("damaged", "unreadable", "be read", "missing", "failed", "not a regular file", "disagree",

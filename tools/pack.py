@@ -12,8 +12,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from synthesizer_attention.experiment.packed import SUFFIX, opened
 from synthesizer_attention.report.write import summarize_all, text_of
+from synthesizer_attention.run.packed import SUFFIX, opened
 
 RECORDS = {
     "study.json", "recipe.toml", "result.json", "metrics.jsonl", "timing.jsonl", "samples.txt",

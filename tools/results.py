@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.packed import SUFFIX
 from synthesizer_attention.report.blocks import Table
 from synthesizer_attention.report.ladder import blocks, gap_plot, losses_plot, read_ladder
 from synthesizer_attention.report.load import read_studies
@@ -20,6 +19,7 @@ from synthesizer_attention.report.sections import value_plot
 from synthesizer_attention.report.style import css_variables
 from synthesizer_attention.report.summary import MISSING, Summary, span, summarize
 from synthesizer_attention.report.tables import cells
+from synthesizer_attention.run.packed import SUFFIX
 from synthesizer_attention.untrusted import plain
 
 sys.path.insert(0, str(Path(__file__).parent))

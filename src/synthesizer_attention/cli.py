@@ -16,10 +16,10 @@ from synthesizer_attention import __version__
 from synthesizer_attention.audit.command import audit, convert
 from synthesizer_attention.benchmark.command import bench
 from synthesizer_attention.errors import UserError, is_out_of_memory
-from synthesizer_attention.experiment.console import Imports, print_table, say, say_aside
-from synthesizer_attention.experiment.disk import DISK
-from synthesizer_attention.experiment.interruption import Interrupted
 from synthesizer_attention.report.command import report
+from synthesizer_attention.run.console import Imports, print_table, say, say_aside
+from synthesizer_attention.run.disk import DISK
+from synthesizer_attention.run.interruption import Interrupted
 from synthesizer_attention.spec import ALIASES, import_modules, variants
 from synthesizer_attention.study.command import compare
 from synthesizer_attention.training.command import evaluate, generate, train
@@ -71,7 +71,7 @@ def list_variants(imports: Imports = None) -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer_attention.experiment.recipe_list import summarize_recipes
+    from synthesizer_attention.run.recipe_list import summarize_recipes
 
     table = Table("name", "task", "data", "size", "rough cost")
     for summary in summarize_recipes():

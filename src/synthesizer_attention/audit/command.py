@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synthesizer_attention.experiment.console import MOST, say, say_aside, silence_libraries
+from synthesizer_attention.run.console import MOST, say, say_aside, silence_libraries
 
 
 def audit(

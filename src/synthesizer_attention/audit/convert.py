@@ -65,10 +65,10 @@ from synthesizer_attention.audit.record import (
 from synthesizer_attention.audit.tables import RELATIVE, HeadTables
 from synthesizer_attention.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import write_folder
-from synthesizer_attention.experiment.run import remove_leftovers
 from synthesizer_attention.manifest import MANIFEST, manifest_text
 from synthesizer_attention.models.layers import Stack
+from synthesizer_attention.run.disk import write_folder
+from synthesizer_attention.run.run import remove_leftovers
 from synthesizer_attention.spec import expand_layers
 from synthesizer_attention.untrusted import check_links, check_regular_file, fenced, plain
 

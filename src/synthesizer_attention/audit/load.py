@@ -29,10 +29,10 @@ from synthesizer_attention.audit.converted import Converted, converted_model, re
 from synthesizer_attention.audit.hook import dot_layers, is_own, require_interface
 from synthesizer_attention.audit.tables import ABSOLUTE
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.manifest import sha256
 from synthesizer_attention.models import MODELS, SynthesizerModel
 from synthesizer_attention.models.config import CONVERTED
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.untrusted import check_regular_file, read_regular
 
 SAFE: dict[str, Any] = {"trust_remote_code": False}

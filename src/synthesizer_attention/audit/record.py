@@ -23,8 +23,8 @@ from torch import Tensor
 from synthesizer_attention.audit.examples import METRICS
 from synthesizer_attention.audit.hook import Layer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.run import append_line, write_text
 from synthesizer_attention.manifest import sha256
+from synthesizer_attention.run.run import append_line, write_text
 from synthesizer_attention.untrusted import read_regular
 
 RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"

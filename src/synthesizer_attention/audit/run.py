@@ -74,15 +74,15 @@ from synthesizer_attention.audit.record import (
 )
 from synthesizer_attention.audit.tables import KINDS
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import write_atomically
-from synthesizer_attention.experiment.lock import locked
-from synthesizer_attention.experiment.run import (
+from synthesizer_attention.manifest import sha256
+from synthesizer_attention.run.disk import write_atomically
+from synthesizer_attention.run.lock import locked
+from synthesizer_attention.run.run import (
     make_folder,
     provenance,
     remove_leftovers,
     write_text,
 )
-from synthesizer_attention.manifest import sha256
 
 LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 SHOWN = 5  # examples whose outputs moved farthest

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.console import (
+from synthesizer_attention.run.console import (
     MOST,
     Imports,
     Plain,
@@ -115,8 +115,8 @@ def bench(
         print_table(table)
         return
     from synthesizer_attention.benchmark.write import cells, write
-    from synthesizer_attention.experiment.progress import open_count
-    from synthesizer_attention.experiment.run import make_folder
+    from synthesizer_attention.run.progress import open_count
+    from synthesizer_attention.run.run import make_folder
 
     make_folder(out)
     with open_count(plain=plain) as tell:

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import write_atomically
-from synthesizer_attention.experiment.run import read_header
+from synthesizer_attention.run.disk import write_atomically
+from synthesizer_attention.run.run import read_header
 from synthesizer_attention.untrusted import check_regular_file, who_else_may_write
 
 Array = NDArray[Any]

@@ -28,8 +28,8 @@ from synthesizer_attention.data.sources import SPLITS, Source, data_folder, open
 from synthesizer_attention.data.spill import Fields, RaggedWriter, Table
 from synthesizer_attention.data.tokenizer import fingerprint, load_tokenizer, wrap
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
-from synthesizer_attention.experiment.recipe_keys import Data, Text
+from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.recipe_keys import Data, Text
 
 Array = NDArray[Any]
 Columns = dict[str, str]  # role -> column

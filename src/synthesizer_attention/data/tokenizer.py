@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import Text
+from synthesizer_attention.run.recipe_keys import Text
 
 PAD, EOS, UNK, CLS = "<pad>", "</s>", "<unk>", "<cls>"
 NUM_SENTINELS = 100

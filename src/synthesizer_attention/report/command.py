@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.console import (
+from synthesizer_attention.run.console import (
     Imports,
     Verify,
     print_table,

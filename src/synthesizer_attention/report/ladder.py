@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
-from synthesizer_attention.experiment.progress import clock
 from synthesizer_attention.metrics import shown
 from synthesizer_attention.report.blocks import Block, Figures, Plot, Points, Table, Text
 from synthesizer_attention.report.load import Record, Row, Study, plain_change
@@ -25,6 +24,7 @@ from synthesizer_attention.report.style import (
     to_svg,
 )
 from synthesizer_attention.report.summary import MINUS, MISSING, span
+from synthesizer_attention.run.progress import clock
 from synthesizer_attention.study.ladder import (
     FEWEST_RUNGS,
     GROWS,

@@ -1,6 +1,6 @@
 """Read run directories, and study.json where `compare` wrote one (no torch).
 
-experiment/records.py has the types of both. Runs outside a study are grouped by recipe: those that
+run/records.py has the types of both. Runs outside a study are grouped by recipe: those that
 differ in anything but synthesis and seed are never put into one table (runs that start from
 RUNS/<their synthesis>/seed<their seed> start alike).
 """
@@ -20,11 +20,11 @@ from zipfile import BadZipFile
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.packed import SUFFIX, opened
-from synthesizer_attention.experiment.recipe import contradicted, leaves
-from synthesizer_attention.experiment.records import read_study
-from synthesizer_attention.experiment.run import STUDY, Run, parse_result, read_arrays
 from synthesizer_attention.manifest import MANIFEST, WEIGHTS, find_damage
+from synthesizer_attention.run.packed import SUFFIX, opened
+from synthesizer_attention.run.recipe import contradicted, leaves
+from synthesizer_attention.run.records import read_study
+from synthesizer_attention.run.run import STUDY, Run, parse_result, read_arrays
 from synthesizer_attention.spec import TABLE_2, normalize_spec
 from synthesizer_attention.study.stats import Looks
 from synthesizer_attention.untrusted import read_regular

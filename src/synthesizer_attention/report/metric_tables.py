@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesizer_attention.experiment.published import paper
 from synthesizer_attention.metrics import GLUE, METRICS, SUPERGLUE, base_metric, shown
 from synthesizer_attention.report.load import Row, Study, plain_change
 from synthesizer_attention.report.opponent import base_of
 from synthesizer_attention.report.summary import Summary, difference_text, measured, scores_of, span
+from synthesizer_attention.run.published import paper
 from synthesizer_attention.study.stats import Comparison, judge
 
 Table = tuple[list[str], list[list[str]]]  # head and rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesizer_attention.experiment.published import paper
+from synthesizer_attention.run.published import paper
 
 BIBTEX = """@inproceedings{tay2021synthesizer,
   title     = {Synthesizer: Rethinking Self-Attention for Transformer Models},

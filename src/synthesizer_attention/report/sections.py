@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
-from synthesizer_attention.experiment.packed import named
 from synthesizer_attention.report import ladder
 from synthesizer_attention.report.attention_plots import (
     alpha_plots,
@@ -48,6 +47,7 @@ from synthesizer_attention.report.reliability import notes
 from synthesizer_attention.report.search import search_table, trial_table
 from synthesizer_attention.report.summary import Line, Opponent, Summary
 from synthesizer_attention.report.tables import TERMS, cells
+from synthesizer_attention.run.packed import named
 
 MOST_SAMPLES = 3
 LINE_END = " \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} "  # a line break within a sample

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.run import STUDY
 from synthesizer_attention.metrics import METRICS, shown
 from synthesizer_attention.report.answer import Varied, answer, answer_by_value
 from synthesizer_attention.report.costs import cost_of, relative_cost
 from synthesizer_attention.report.load import Record, Row, Study, plain_change
 from synthesizer_attention.report.opponent import DOT, base_of, opponent_of
+from synthesizer_attention.run.run import STUDY
 from synthesizer_attention.spec import NONE
 from synthesizer_attention.study.rows import AGAIN
 from synthesizer_attention.study.stats import (

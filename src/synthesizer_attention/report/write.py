@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from synthesizer_attention.experiment.packed import SUFFIX
-from synthesizer_attention.experiment.run import make_folder, remove_leftovers, write_text
 from synthesizer_attention.report.blocks import Section, Text
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.page import page
 from synthesizer_attention.report.sections import explanation, lead, sections, text_of
 from synthesizer_attention.report.summary import Summary, summarize
 from synthesizer_attention.report.tables import csv_text
+from synthesizer_attention.run.packed import SUFFIX
+from synthesizer_attention.run.run import make_folder, remove_leftovers, write_text
 
 MOST_DRAWN = 6  # studies with plots in one page
 NAMES = ("report.html", "report.md", "table.csv")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import parse_settings
+from synthesizer_attention.run.recipe import parse_settings
 from synthesizer_attention.sizes import parse_positions
 from synthesizer_attention.study.stats import PLANNED
 from synthesizer_attention.study.tune import TRIALS

@@ -1,13 +1,13 @@
 """Equal budgets: the feed-forward width at which one variant costs what another does."""
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.models.cost import (
     count_parameters,
     flops_per_token,
     sketch,
     unread_parameters,
 )
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.training.build import rough_config
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.interruption import Interruption
-from synthesizer_attention.experiment.run import provenance
+from synthesizer_attention.run.interruption import Interruption
+from synthesizer_attention.run.run import provenance
 from synthesizer_attention.study.workers import (
     SAVING,
     LocalWorker,

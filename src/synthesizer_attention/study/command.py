@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synthesizer_attention.experiment.console import (
+from synthesizer_attention.run.console import (
     Imports,
     Overrides,
     Plain,

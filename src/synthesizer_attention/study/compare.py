@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.interruption import Interrupted
-from synthesizer_attention.experiment.recipe import dump
-from synthesizer_attention.experiment.run import Run, read_arrays
+from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.recipe import dump
+from synthesizer_attention.run.run import Run, read_arrays
 from synthesizer_attention.study.asked import Asked, parse_jobs
 from synthesizer_attention.study.cluster import open_cluster
 from synthesizer_attention.study.perform import Job, Say, jobs_of, perform

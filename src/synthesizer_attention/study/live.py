@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from synthesizer_attention.experiment.progress import clock
-from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.run.progress import clock
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.untrusted import printable
 
 WHOLE = {"validation": "for these trials", "test": "in all"}  # what is left, by what is measured

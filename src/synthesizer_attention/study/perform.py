@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.experiment.progress import clock
-from synthesizer_attention.experiment.recipe import Recipe, dump
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.progress import clock
+from synthesizer_attention.run.recipe import Recipe, dump
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.asked import parse_jobs
 from synthesizer_attention.study.live import RowStatus, RunLog, StatusLines, open_status
 from synthesizer_attention.study.plan import Plan

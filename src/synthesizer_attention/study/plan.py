@@ -14,8 +14,8 @@ from synthesizer_attention import __version__
 from synthesizer_attention.data.corpora.corpus_list import describe_corpus
 from synthesizer_attention.data.sources import Source, data_folder, open_source
 from synthesizer_attention.errors import UserError, refuse_other_data
-from synthesizer_attention.experiment.packed import unpack
-from synthesizer_attention.experiment.recipe import (
+from synthesizer_attention.run.packed import unpack
+from synthesizer_attention.run.recipe import (
     BaseRecipe,
     Recipe,
     Settings,
@@ -24,8 +24,8 @@ from synthesizer_attention.experiment.recipe import (
     list_settings,
     parse_recipe,
 )
-from synthesizer_attention.experiment.records import read_study
-from synthesizer_attention.experiment.run import STUDY, Run, write_text
+from synthesizer_attention.run.records import read_study
+from synthesizer_attention.run.run import STUDY, Run, write_text
 from synthesizer_attention.spec import import_modules, normalize_spec
 from synthesizer_attention.study.asked import Asked, check
 from synthesizer_attention.study.guess import Guess, infer_recipe, is_data

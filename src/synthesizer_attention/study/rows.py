@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe, Settings
-from synthesizer_attention.experiment.run import spec_folder
+from synthesizer_attention.run.recipe import Recipe, Settings
+from synthesizer_attention.run.run import spec_folder
 from synthesizer_attention.sizes import parse_positions
 from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec
 from synthesizer_attention.spec import variants as known_variants

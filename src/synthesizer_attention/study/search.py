@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from synthesizer_attention.experiment.recipe import (
+from synthesizer_attention.run.recipe import (
     Settings,
     dump,
     leaves,
     list_settings,
     parse_settings,
 )
-from synthesizer_attention.experiment.run import STUDY, Run
+from synthesizer_attention.run.run import STUDY, Run
 from synthesizer_attention.study.asked import AUTO, FOUND, WIDTHS
 from synthesizer_attention.study.guess import LONGEST, Choice, round_up
 from synthesizer_attention.study.perform import Job, Say, main_metric, perform

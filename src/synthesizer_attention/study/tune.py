@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.run.recipe import Recipe
 
 TRIALS = 6  # of a full study, per row
 REPEATED = 2  # of them, the best, are trained again

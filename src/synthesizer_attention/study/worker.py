@@ -19,7 +19,7 @@ from queue import Queue
 from typing import Any
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.experiment.interruption import Interrupted
+from synthesizer_attention.run.interruption import Interrupted
 
 Message = dict[str, Any]
 
@@ -81,7 +81,7 @@ def _import_torch() -> None:
 
 def _size(recipe: str, like: str | None, measure: str) -> Message:
     """The width that makes a recipe as large as another, and how far off that is."""
-    from synthesizer_attention.experiment.recipe import parse_recipe
+    from synthesizer_attention.run.recipe import parse_recipe
     from synthesizer_attention.study.budget import at_width, count, match_width
 
     parsed = parse_recipe(recipe)
@@ -95,7 +95,7 @@ def _size(recipe: str, like: str | None, measure: str) -> Message:
 
 def _prepare(recipe: str) -> Message:
     """Read and cache a recipe's data, and measure what a run of it would take."""
-    from synthesizer_attention.experiment.recipe import parse_recipe
+    from synthesizer_attention.run.recipe import parse_recipe
     from synthesizer_attention.tasks import build_task
     from synthesizer_attention.training.preview import time_answer, time_step
 
@@ -123,8 +123,8 @@ def _train(
     data: str | None = None,
 ) -> Message:
     """One run of known data, resumed if unfinished, and measured on a split."""
-    from synthesizer_attention.experiment.recipe import parse_recipe
-    from synthesizer_attention.experiment.run import Run
+    from synthesizer_attention.run.recipe import parse_recipe
+    from synthesizer_attention.run.run import Run
     from synthesizer_attention.training.loop import fit
 
     parsed = parse_recipe(recipe)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.experiment.disk import cannot_write
-from synthesizer_attention.experiment.interruption import Interrupted, Interruption
-from synthesizer_attention.experiment.lock import locked
-from synthesizer_attention.experiment.run import remove_leftovers
+from synthesizer_attention.run.disk import cannot_write
+from synthesizer_attention.run.interruption import Interrupted, Interruption
+from synthesizer_attention.run.lock import locked
+from synthesizer_attention.run.run import remove_leftovers
 from synthesizer_attention.untrusted import check_links
 
 Message = dict[str, Any]

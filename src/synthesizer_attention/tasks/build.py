@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.tokenizer import encode
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.task import Task
 
 

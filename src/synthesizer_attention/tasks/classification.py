@@ -18,7 +18,6 @@ from synthesizer_attention.data.prepare import Columns, Examples, Fitter, Limit,
 from synthesizer_attention.data.sources import SPLITS, Source
 from synthesizer_attention.data.spill import Fields
 from synthesizer_attention.data.tokenizer import CLS, Template, train_tokenizer
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import (
     DOCUMENTS,
     accuracy_statistics,
@@ -26,6 +25,7 @@ from synthesizer_attention.metrics import (
     macro_f1_from_statistics,
     score,
 )
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.bag_of_words import BagOfWords
 from synthesizer_attention.tasks.task import SHOWN, Built, ListTask, Outputs, Scores, load_ragged
 

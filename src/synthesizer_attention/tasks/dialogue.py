@@ -14,7 +14,6 @@ from synthesizer_attention.data.columns import NAMES, BadRow, text_of, texts_of
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Columns
 from synthesizer_attention.data.spill import Fields
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import (
     EMBEDDING,
     bleu_signature,
@@ -28,6 +27,7 @@ from synthesizer_attention.metrics import (
     rouge_statistics,
     vectors_signature,
 )
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 TURN = " || "  # between turns

@@ -15,7 +15,7 @@ from typing import Any
 
 from synthesizer_attention.data.columns import BadRow, label_of, text_of, texts_of, value_of
 from synthesizer_attention.data.files import Row
-from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.run.recipe_keys import Data
 
 NLI = ("entailment", "not entailment")
 NO_NUMBER = -1.0  # below every similarity, as in T5's evaluation

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from synthesizer_attention.data.batch import Batch, window, window_batch
 from synthesizer_attention.data.tokenizer import EOS, Template
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import DOCUMENTS, language_model_statistics, score
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.stream import StreamTask
 from synthesizer_attention.tasks.task import Outputs, Scores
 

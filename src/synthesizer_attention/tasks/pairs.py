@@ -18,8 +18,8 @@ from synthesizer_attention.data.prepare import Columns, Examples, Fitter, Limit,
 from synthesizer_attention.data.sources import SPLITS, Source
 from synthesizer_attention.data.spill import Fields
 from synthesizer_attention.data.tokenizer import train_tokenizer
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import DOCUMENTS, score, train_vectors
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.task import SHOWN, Built, ListTask, Outputs, Scores
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from synthesizer_attention.data.columns import text_of, texts_of
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Columns
 from synthesizer_attention.data.spill import Fields
-from synthesizer_attention.experiment.recipe import Recipe
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.pairs import Form, Pairs
 from synthesizer_attention.tasks.summarization import SENTENCE_END, first_sentences, judge
 

@@ -16,8 +16,8 @@ from synthesizer_attention.data.batch import (
 )
 from synthesizer_attention.data.tokenizer import NUM_SENTINELS, Template, sentinel
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import DOCUMENTS, score
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.stream import StreamTask
 from synthesizer_attention.tasks.task import Outputs, Scores
 

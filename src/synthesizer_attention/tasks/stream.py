@@ -39,14 +39,14 @@ from synthesizer_attention.data.tokenizer import (
     train_tokenizer,
 )
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
-from synthesizer_attention.experiment.recipe_keys import Data
 from synthesizer_attention.metrics import (
     bigram_statistics,
     fit_bigram,
     score,
     token_bigram_perplexity,
 )
+from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.recipe_keys import Data
 from synthesizer_attention.tasks.task import Built, Task
 
 Array = NDArray[Any]

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from synthesizer_attention.data.spill import Fields
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import ROUGE, rouge_signature, rouge_statistics
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")

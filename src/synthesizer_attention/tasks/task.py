@@ -15,8 +15,8 @@ from synthesizer_attention.data.encoded_cache import Entry
 from synthesizer_attention.data.prepare import prepare
 from synthesizer_attention.data.sampler import Order, fixed_part, in_order
 from synthesizer_attention.data.sources import Source
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import language_model_statistics
+from synthesizer_attention.run.recipe import Recipe
 
 Array = NDArray[Any]
 Built = tuple[PreTrainedTokenizerFast, Entry]

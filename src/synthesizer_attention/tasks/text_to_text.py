@@ -18,7 +18,6 @@ from synthesizer_attention.data.sources import Mixture, Source, data_folder, ope
 from synthesizer_attention.data.spill import Fields, Table
 from synthesizer_attention.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import (
     DOCUMENTS,
     GLUE,
@@ -35,6 +34,7 @@ from synthesizer_attention.metrics import (
     spearman_statistics,
     superglue_average,
 )
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.glue import WORDINGS, Member, same_referent
 from synthesizer_attention.tasks.pairs import PairTask, pair_limits
 from synthesizer_attention.tasks.task import Built, Outputs, Scores, load_ragged

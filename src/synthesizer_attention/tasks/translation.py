@@ -5,13 +5,13 @@ from pathlib import Path
 
 from synthesizer_attention.data.corpora.dictionary import dictionary_baseline
 from synthesizer_attention.data.spill import Fields
-from synthesizer_attention.experiment.recipe import Recipe
 from synthesizer_attention.metrics import (
     bleu_signature,
     bleu_statistics,
     chrf_signature,
     chrf_statistics,
 )
+from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.pairs import Form, Judgement, Pairs, Vectors
 
 

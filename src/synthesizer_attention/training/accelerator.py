@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from synthesizer_attention.errors import UserError, is_out_of_memory
-from synthesizer_attention.experiment.recipe import Recipe, differences, dump, parse_recipe
+from synthesizer_attention.run.recipe import Recipe, differences, dump, parse_recipe
 
 _LOST = re.compile("gloo|nccl|connection (closed|reset|refused)|broken pipe|recv", re.IGNORECASE)
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

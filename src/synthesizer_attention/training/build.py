@@ -17,12 +17,12 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.attention.synthesis import Synthesis
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.cost import sketch
 from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import import_modules
 from synthesizer_attention.untrusted import check_regular_file, read_regular
 

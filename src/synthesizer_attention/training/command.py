@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synthesizer_attention.experiment.console import (
+from synthesizer_attention.run.console import (
     MOST,
     Imports,
     Overrides,
@@ -48,8 +48,8 @@ def train(
     track: Track = None,
 ) -> None:
     """Train one recipe, or resume it, in a run directory."""
-    from synthesizer_attention.experiment.recipe import load_recipe
-    from synthesizer_attention.experiment.run import Run, default_path
+    from synthesizer_attention.run.recipe import load_recipe
+    from synthesizer_attention.run.run import Run, default_path
 
     loaded = load_recipe(
         recipe, synthesis=synthesis, overrides=overrides or (), imports=imports or ()
@@ -62,7 +62,7 @@ def train(
         for line in describe(loaded):
             say(line)
         return
-    from synthesizer_attention.experiment.progress import open_progress
+    from synthesizer_attention.run.progress import open_progress
     from synthesizer_attention.training.loop import fit
 
     run = Run(out or default_path(loaded))
@@ -132,7 +132,7 @@ def generate(
     silence_libraries()
     import torch
 
-    from synthesizer_attention.experiment.run import Run
+    from synthesizer_attention.run.run import Run
     from synthesizer_attention.training.generate import Answerer, Asked
 
     torch.manual_seed(seed)

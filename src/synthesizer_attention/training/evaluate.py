@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer_attention.data.batch import IGNORED, Batch
-from synthesizer_attention.experiment.recipe_keys import Evaluate
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.generation import WuPenalty
+from synthesizer_attention.run.recipe_keys import Evaluate
 from synthesizer_attention.tasks.task import Outputs, Scores, Task
 from synthesizer_attention.training.accelerator import one_line_for_memory
 

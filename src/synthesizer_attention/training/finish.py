@@ -10,10 +10,6 @@ from torch import Tensor
 
 from synthesizer_attention.attention.fast import has_kernel
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import cannot_write, disk_error, follow_umask
-from synthesizer_attention.experiment.progress import Progress
-from synthesizer_attention.experiment.recipe import Recipe, change, dump
-from synthesizer_attention.experiment.run import Run, provenance
 from synthesizer_attention.metrics import in_single_precision
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.cost import (
@@ -21,6 +17,10 @@ from synthesizer_attention.models.cost import (
     count_parameters,
     flops_per_token,
 )
+from synthesizer_attention.run.disk import cannot_write, disk_error, follow_umask
+from synthesizer_attention.run.progress import Progress
+from synthesizer_attention.run.recipe import Recipe, change, dump
+from synthesizer_attention.run.run import Run, provenance
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Scores, Task
 from synthesizer_attention.training.attention_maps import inspect, mean_sharpness

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer_attention.data.batch import pad_rows, real_tokens
 from synthesizer_attention.data.tokenizer import load_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
+from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import prompt
 from synthesizer_attention.training.accelerator import one_line_for_memory
 from synthesizer_attention.training.evaluate import beam_search, until_end

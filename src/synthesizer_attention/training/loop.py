@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.errors import UserError, refuse_other_data
-from synthesizer_attention.experiment.interruption import Interrupted, Interruption
-from synthesizer_attention.experiment.progress import Pace, Progress, Quiet
-from synthesizer_attention.experiment.recipe import Recipe
-from synthesizer_attention.experiment.run import Run, provenance
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
+from synthesizer_attention.run.interruption import Interrupted, Interruption
+from synthesizer_attention.run.progress import Pace, Progress, Quiet
+from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.run import Run, provenance
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Task
 from synthesizer_attention.training.accelerator import (

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn, optim
 
-from synthesizer_attention.experiment.recipe_keys import Train
+from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.training.adafactor import Adafactor
 
 

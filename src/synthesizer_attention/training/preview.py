@@ -8,10 +8,6 @@ from collections.abc import Iterator
 import torch
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.progress import Quiet, clock
-from synthesizer_attention.experiment.published import published_parameters
-from synthesizer_attention.experiment.recipe import Recipe, dump
-from synthesizer_attention.experiment.run import Run
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.cost import (
     cache_bytes_per_token,
@@ -19,6 +15,10 @@ from synthesizer_attention.models.cost import (
     flops_per_token,
     sketch,
 )
+from synthesizer_attention.run.progress import Quiet, clock
+from synthesizer_attention.run.published import published_parameters
+from synthesizer_attention.run.recipe import Recipe, dump
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Task

@@ -9,8 +9,8 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import LoggerType
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe import Recipe, leaves
-from synthesizer_attention.experiment.run import Run
+from synthesizer_attention.run.recipe import Recipe, leaves
+from synthesizer_attention.run.run import Run
 
 TENSORBOARD = "tensorboard"
 PROJECT = "synthesizer"

@@ -31,16 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import (
+from synthesizer_attention.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
+from synthesizer_attention.run.disk import (
     FORBIDDEN,
     cannot_write,
     what_to_do,
     write_atomically,
 )
-from synthesizer_attention.experiment.lock import locked
-from synthesizer_attention.experiment.recipe import Recipe, differences, dump, parse_recipe
-from synthesizer_attention.experiment.records import Logged, Result
-from synthesizer_attention.manifest import MANIFEST, WEIGHTS, find_damage, manifest_text, remedy
+from synthesizer_attention.run.lock import locked
+from synthesizer_attention.run.recipe import Recipe, differences, dump, parse_recipe
+from synthesizer_attention.run.records import Logged, Result
 from synthesizer_attention.untrusted import (
     WINDOWS,
     check_expansion,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from synthesizer_attention.experiment.console import say
+from synthesizer_attention.run.console import say
 from synthesizer_attention.untrusted import printable
 
 

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from synthesizer_attention.experiment.recipe import Recipe, load_recipe, recipe_names
-from synthesizer_attention.experiment.recipe_keys import Data
+from synthesizer_attention.run.recipe import Recipe, load_recipe, recipe_names
+from synthesizer_attention.run.recipe_keys import Data
 
 CPU_THREAD = 4e10  # floating point operations per second of one CPU thread, roughly
 BYTES = 256

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.disk import cannot_write
+from synthesizer_attention.run.disk import cannot_write
 from synthesizer_attention.untrusted import read_regular
 
 PATIENCE = (

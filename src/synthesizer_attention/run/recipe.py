@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.experiment.recipe_keys import (
+from synthesizer_attention.run.recipe_keys import (
     TASKS,
     Data,
     Evaluate,
