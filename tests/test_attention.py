@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from synthesizer_attention.attention.registry import SYNTHESES
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError

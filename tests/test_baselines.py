@@ -6,9 +6,12 @@ from linformer import LinformerSelfAttention
 from torch import Tensor
 
 from synthesizer_attention import Size, SyntheticAttention, UserError, ValueCache, build_mixer
-from synthesizer_attention.attention.baselines import Linformer
-from synthesizer_attention.attention.convolution import Convolution, convolve
-from synthesizer_attention.attention.mixers import spec_of_mixer
+from synthesizer_attention.attention.baselines import (
+    Convolution,
+    Linformer,
+    convolve,
+    spec_of_mixer,
+)
 from variants import SIZE, redrawn, tokens
 
 KERNELS = (1, 2, 3, 5, 6, 7, 20)

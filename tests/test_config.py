@@ -4,7 +4,7 @@ import torch
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import SynthesizerForConditionalGeneration
-from synthesizer_attention.sizes import PRESETS
+from synthesizer_attention.spec import PRESETS
 
 MT = {"num_layers": 6, "d_model": 512, "num_heads": 8, "max_len": 256}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synthesizer_attention.attention import SyntheticAttention, ValueCache, fast, masks
-from synthesizer_attention.sizes import RotaryOptions
+from synthesizer_attention.spec import RotaryOptions
 from variants import EVERY, GROUPS, TABLES, redrawn, tokens
 
 B, H, D, N = 2, 3, 12, 8

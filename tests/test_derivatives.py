@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from synthesizer_attention import Size, SynthesizerForCausalLM, SyntheticAttention
 from synthesizer_attention.attention import fast
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import CrossAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from test_fast import D, H, attention, mask_of
 from test_kernel import built, library, needs_compiler
 from test_models import build, ids

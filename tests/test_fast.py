@@ -81,8 +81,8 @@ def path_of(layer, x, **given):
     """Which path a call would take."""
     told = {"causal": layer.causal, "window": layer.window}
     keys, values = layer.synthesis.keys(x), x.unflatten(-1, (H, -1)).transpose(1, 2)
-    call = fast.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
-    return fast.choose(layer.synthesis, call, layer.path).path
+    call = fast.dispatch.Call(x, keys, values, **{**told, **given}, frozen=layer.frozen)
+    return fast.dispatch.choose(layer.synthesis, call, layer.path).path
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,8 +118,8 @@ def test_what_belongs_to_slots_keeps_tokens_where_they_are(given):
     layer, x = attention("random", causal=True), tokens(2, 7, D)
     values = x.unflatten(-1, (H, -1)).transpose(1, 2)
     told = {"x": x, "keys": None, "values": values, "causal": True, "mask": mask_of("left", 2, 7)}
-    call = fast.Call(**{**told, "source": COUNTED, **given})
-    assert fast.choose(layer.synthesis, call, "fast").path == "plain"
+    call = fast.dispatch.Call(**{**told, "source": COUNTED, **given})
+    assert fast.dispatch.choose(layer.synthesis, call, "fast").path == "plain"
 
 
 @every_synthesis

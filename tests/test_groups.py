@@ -17,7 +17,7 @@ D, H, N = SIZE.d_model, SIZE.num_heads, SIZE.max_len
 
 
 def test_rotary_positions_turn_the_dot_products_of_a_group():
-    from synthesizer_attention.sizes import RotaryOptions
+    from synthesizer_attention.spec import RotaryOptions
 
     spec, x = "random@2|random+dot@1", tokens(2, 70, D)
     plain = attention(spec, causal=True, rotary=RotaryOptions(), path="plain")

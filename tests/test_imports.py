@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer_attention"
-ROOT = {"errors", "manifest", "sizes", "spec", "untrusted"}  # what every folder may import
+ROOT = {"errors", "manifest", "spec", "untrusted"}  # what every folder may import
 LAZY = {"audit.converted"}  # the hook for converted folders, read when one is opened
 MAY_IMPORT = {
     "attention": set(),
@@ -43,7 +43,7 @@ MAY_IMPORT = {
         "benchmark.clock",
     },
 }
-NO_TORCH = {"errors", "manifest", "sizes", "spec", "run", "metrics", "report", "cli"}
+NO_TORCH = {"errors", "manifest", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
 COMMAND = "command.py"  # of a folder: its verbs, which belong to the command line
 HOOK = "attention/hook.py"  # the only file that imports the kernels

@@ -14,8 +14,8 @@ from synthesizer_attention import (
     UserError,
     replace_attention,
 )
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import CrossAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from test_models import build, ids
 from test_replace import D, H, drawn
 from variants import tokens

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.kernels.hooked import Compiled
 from test_fast import mask_of, results

@@ -20,7 +20,7 @@ from synthesizer_attention.models import (
 )
 from synthesizer_attention.models.layers import Context, Shape, Stack, sinusoids
 from synthesizer_attention.run.recipe import load_recipe
-from synthesizer_attention.sizes import RotaryOptions, parse_positions
+from synthesizer_attention.spec import RotaryOptions, parse_positions
 from test_contract import small_blocks
 from variants import EVERY, redrawn, tokens
 

@@ -17,7 +17,7 @@ from synthesizer_attention.run.recipe import (
     recipe_names,
 )
 from synthesizer_attention.run.recipe_keys import TASKS, Model
-from synthesizer_attention.sizes import DEFAULTS, PRESETS
+from synthesizer_attention.spec import DEFAULTS, PRESETS
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())
 

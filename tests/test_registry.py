@@ -193,7 +193,7 @@ def test_a_users_table_can_be_frozen(decay):
     attention.freeze()
     with torch.no_grad():
         torch.testing.assert_close(attention(x), expected)
-    assert fast.freeze(build_synthesis("dot", Size(12, 3, 9)), 9, causal=True) is None
+    assert fast.dispatch.freeze(build_synthesis("dot", Size(12, 3, 9)), 9, causal=True) is None
 
 
 def test_a_built_function_tells_its_spec(decay):

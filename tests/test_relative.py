@@ -11,7 +11,7 @@ from synthesizer_attention import (
 )
 from synthesizer_attention.attention import fast
 from synthesizer_attention.attention.registry import build_synthesis, spec_of
-from synthesizer_attention.attention.relative import numbers_by_distance
+from synthesizer_attention.attention.synthesis import numbers_by_distance
 from synthesizer_attention.attention.terms import add_diagonals, lay_out
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import SynthesizerForConditionalGeneration, SynthesizerModel

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from synthesizer_attention.attention import fast, masks
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import SyntheticAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import (
@@ -72,8 +72,9 @@ def test_long_sequences_take_a_path_that_skips_what_is_hidden(spec):
     layer = attention(spec, length=300, causal=True, window=5).float()
     x = tokens(2, 300, D).float()
     values = x.unflatten(-1, (H, -1)).transpose(1, 2)
-    call = fast.Call(x, layer.synthesis.keys(x), values, causal=True, window=5)
-    assert fast.choose(layer.synthesis, call).path == ("table" if spec == "random" else "blocks")
+    call = fast.dispatch.Call(x, layer.synthesis.keys(x), values, causal=True, window=5)
+    path = fast.dispatch.choose(layer.synthesis, call).path
+    assert path == ("table" if spec == "random" else "blocks")
     rule = (None, 300, 300, True, 5, masks.SLOT, x.device)
     spans = [span for _, (span,) in masks.visibility_of(*rule).row_blocks(300, 300, 300)]
     assert max(span.last - span.first for span in spans) == masks.FEWEST_ROWS + 4

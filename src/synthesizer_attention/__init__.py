@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 from synthesizer_attention.errors import UserError
 
 if TYPE_CHECKING:
-    from synthesizer_attention.attention.baselines import BASELINES
-    from synthesizer_attention.attention.cache import ValueCache
-    from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
-    from synthesizer_attention.attention.mixers import build_mixer
+    from synthesizer_attention.attention.baselines import BASELINES, build_mixer
+    from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer_attention.attention.registry import (
         SYNTHESES,
         build_synthesis,
@@ -36,7 +34,7 @@ __version__ = "0.1.0"
 _HOME = {
     "SyntheticAttention": "attention.layer",
     "CrossAttention": "attention.layer",
-    "ValueCache": "attention.cache",
+    "ValueCache": "attention.layer",
     "Size": "attention.synthesis",
     "SYNTHESES": "attention.registry",
     "Synthesis": "attention.synthesis",
@@ -45,7 +43,7 @@ _HOME = {
     "import_modules": "spec",
     "replace_attention": "audit.replace",
     "BASELINES": "attention.baselines",
-    "build_mixer": "attention.mixers",
+    "build_mixer": "attention.baselines",
     "SynthesizerCache": "models.cache",
     "SynthesizerConfig": "models",
     "SynthesizerModel": "models",

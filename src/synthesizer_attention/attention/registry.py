@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from synthesizer_attention.attention.groups import Grouped
-from synthesizer_attention.attention.relative import Relative
 from synthesizer_attention.attention.synthesis import (
     Dense,
     DotProduct,
     FactorizedDense,
     FactorizedRandom,
     FixedRandom,
+    Grouped,
     Mixture,
     Random,
+    Relative,
     Size,
     Synthesis,
 )

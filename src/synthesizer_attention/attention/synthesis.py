@@ -22,7 +22,7 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -31,12 +31,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synthesizer_attention.attention.hook import few_rows
-from synthesizer_attention.attention.reading import draw_weight, empty, outer_sides
-from synthesizer_attention.attention.resize import resized
-from synthesizer_attention.attention.rotary import Rotary
 from synthesizer_attention.attention.terms import Places, Terms, add, outer_product, read, scaled
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.spec import require_positive
+from synthesizer_attention.spec import RotaryOptions, require_positive
 
 
 @dataclass(frozen=True)
@@ -204,6 +201,53 @@ def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
     return hidden.relu().unflatten(-1, (len(w1), -1)).permute(2, 0, 1, 3)
 
 
+def empty(*shape: int) -> nn.Parameter:
+    """A parameter of this shape, to be initialized."""
+    return nn.Parameter(torch.empty(*shape))
+
+
+def draw_weight(weight: Tensor) -> None:
+    """Keep the variance of what a (H, in, out) weight multiplies."""
+    nn.init.normal_(weight, std=weight.shape[-2] ** -0.5)
+
+
+def resized(
+    old: Tensor, axes: tuple[int, ...], length: int, draw: Callable[[Tensor], object]
+) -> Tensor:
+    """A new tensor of another length along axes, with the overlap copied from old."""
+    fresh = old.detach().new_empty([length if i in axes else n for i, n in enumerate(old.shape)])
+    draw(fresh)
+    corner = tuple(slice(min(pair)) for pair in zip(fresh.shape, old.shape, strict=True))
+    fresh[corner] = old.detach()[corner]
+    return fresh
+
+
+class Rotary:
+    """R_p, for heads of one width."""
+
+    def __init__(self, options: RotaryOptions, d_head: int) -> None:
+        self.options = options
+        self.width = 2 * int(d_head * options.share / 2)  # W
+        if self.width == 0:
+            raise UserError(
+                f"rotary positions with share={options.share:g} turn no pair of features in heads "
+                f"of width {d_head}; use fewer heads or a larger share"
+            )
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        """R_p x for features x (..., K) and positions that broadcast to all axes before the last.
+
+        Angles are computed in float32 at least: in half precision far positions would coincide.
+        """
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        n = torch.arange(0, self.width, 2, device=x.device, dtype=dtype)
+        angles = positions[..., None].to(dtype) * self.options.base ** (-n / self.width)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        half = self.width // 2
+        first, second, rest = x.split([half, half, x.shape[-1] - self.width], dim=-1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1)
+
+
 class DotProduct(Synthesis):
     """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention."""
 
@@ -357,6 +401,22 @@ class Dense(Synthesis):
         self.b2 = nn.Parameter(resized(self.b2, (1,), max_len, nn.init.zeros_))
 
 
+def outer_sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
+    """The sides of the outer product: as given, or as square as max_len allows."""
+    for given in ({"a": a}, {"b": b}):
+        require_positive("factorized_dense", **{k: v for k, v in given.items() if v is not None})
+    if a is None:
+        a = math.isqrt(max_len - 1) + 1 if b is None else -(-max_len // b)
+    if b is None:
+        b = -(-max_len // a)
+    if a * b < max_len:
+        raise UserError(
+            f"factorized_dense with a={a}, b={b} covers {a * b} positions but max_len={max_len}; "
+            f"choose a*b of at least {max_len}"
+        )
+    return a, b
+
+
 class FactorizedDense(Synthesis):
     """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1))."""
 
@@ -393,6 +453,112 @@ class FactorizedDense(Synthesis):
         self.b = -(-max_len // self.a)
         self.wb = nn.Parameter(resized(self.wb, (2,), self.b, draw_weight))
         self.bb = nn.Parameter(resized(self.bb, (1,), self.b, nn.init.zeros_))
+
+
+class Relative(Synthesis):
+    """B[i,j] = r[j - i], clipped at N - 1, and one logit for the first token: a sink.
+
+    sinks   1, or 2: the last real token has a logit, too (not in causal attention, where every
+            step has another last token)
+    biased  0: no bias, as that of relative positions, is added to these heads, so that a sink has
+            one logit at any distance
+
+    A longer sequence than max_len reads the ends of r.
+    """
+
+    tables, zeroed = ("offsets", "first", "last"), ("offsets", "first")
+    depends_on_input = False
+    any_length = True
+
+    def __init__(
+        self, size: Size, *, std: float = 0.02, sinks: int = 1, biased: bool = True
+    ) -> None:
+        super().__init__()
+        if sinks not in (1, 2):
+            raise UserError(
+                f"relative:sinks={sinks}; choose 1 (the first token) or 2 (the first and the last)"
+            )
+        self.std, self.sinks, self.has_last, self.biased = std, sinks, sinks == 2, biased
+        self.offsets = empty(size.num_heads, 2 * size.max_len - 1)  # (H, 2N - 1), j - i = 1 - N ...
+        self.first = empty(size.num_heads, 1)  # (H, 1)
+        self.last = empty(size.num_heads, 1) if self.has_last else None  # (H, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start near zero, as Random does."""
+        nn.init.normal_(self.offsets, std=self.std)
+        nn.init.normal_(self.first, std=self.std)
+        if self.last is not None:
+            nn.init.normal_(self.last, std=self.std)
+
+    def terms(
+        self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
+    ) -> Terms:
+        if isinstance(places.rows, slice):
+            numbers = numbers_by_distance(self, places.num_queries, places.rows.stop)
+            return Terms(distances=scaled(numbers, scale))
+        assert isinstance(places.columns, Tensor)
+        distance = places.columns[..., None, :] - places.rows[..., :, None]
+        is_first = places.columns == 0
+        logits = relative_logits(self.offsets, self.first, distance, is_first, None)
+        return Terms(
+            table=logits[0] if distance.dim() == 2 else logits.transpose(0, 1), weight=scale
+        )
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor | None:
+        """last - B[i,j] where j is the last token, so that it has the logit `last` there."""
+        if self.last is None:
+            return None
+        last = (key_positions * is_last).sum(-1, keepdim=True)  # its position, (1,) or (B, 1)
+        distance = (last - positions)[..., None]
+        instead = self.last[:, :, None]
+        instead = instead - relative_logits(self.offsets, self.first, distance, last == 0, None)
+        return torch.where(is_last[:, None, None] if is_last.dim() == 2 else is_last, instead, 0.0)
+
+    def resize(self, max_len: int) -> None:
+        """Farther distances begin where the farthest known one is, which they read until now."""
+        more = max_len - 1 - self.offsets.shape[1] // 2
+        self.offsets = nn.Parameter(stretched(self.offsets.detach(), more))
+
+
+def relative_logits(
+    offsets: Tensor, sinks: Tensor, distance: Tensor, is_first: Tensor, is_last: Tensor | None
+) -> Tensor:
+    """B[i,j] = sinks[0] where j is the first token, sinks[1] where it is the last, else r[j - i].
+
+    offsets    (H, 2N - 1)           r, from -(N - 1) to N - 1; farther distances read its ends
+    sinks      (H, 1 or 2)           the first token's logit and, where it has one, the last's
+    distance   (T, S) or (B, T, S)   j - i, in tokens
+    is_first   (S,) or (B, S)        True at the first token
+    is_last    (S,) or (B, S)        True at the last token; None where it is like any other
+    """
+    reach = offsets.shape[1] // 2
+    logits = offsets[:, distance.clamp(-reach, reach) + reach].movedim(0, -3)  # (B?, H, T, S)
+    logits = logits if logits.dim() == 4 else logits[None]
+    for column, where in enumerate((is_first, is_last)):
+        if where is not None:
+            at = where[..., None, None, :] if where.dim() == 2 else where
+            logits = torch.where(at, sinks[:, column, None, None], logits)
+    return logits
+
+
+def numbers_by_distance(part: Relative, num_queries: int, num_keys: int) -> Tensor:
+    """All that T queries, the last of S tokens, read: (H, T + S), the sink, r[1 - S] to r[T - 1].
+
+    Row i of the logits is numbers[T - i :] but for key 0, which has numbers[0].
+    """
+    offsets = stretched(part.offsets, num_keys - 1 - part.offsets.shape[1] // 2)
+    return torch.cat([part.first, offsets[:, : num_queries + num_keys - 1]], 1)
+
+
+def stretched(offsets: Tensor, more: int) -> Tensor:
+    """Distances up to `more` farther on both sides, which read the ends; or fewer of them."""
+    if more <= 0:
+        return offsets[:, -more : offsets.shape[1] + more].contiguous()
+    left, right = offsets[:, :1].expand(-1, more), offsets[:, -1:].expand(-1, more)
+    return torch.cat([left, offsets, right], 1)
 
 
 class Mixture(Synthesis):
@@ -469,3 +635,84 @@ class Mixture(Synthesis):
     def resize(self, max_len: int) -> None:
         for part in self.parts:
             part.resize(max_len)
+
+
+class Grouped(Synthesis):
+    """The logits of each group of heads, made by a synthesis of its own, heads side by side."""
+
+    takes_positions = True
+    groups: Sequence[Synthesis]
+
+    def __init__(self, groups: Sequence[Synthesis], heads: Sequence[int]) -> None:
+        super().__init__()
+        self.groups = nn.ModuleList(groups)  # type: ignore[assignment]
+        self.heads = list(heads)
+        widths = {group.d_keys for group in groups if group.d_keys}
+        if len(widths) > 1:
+            raise UserError(
+                f"groups of heads keep keys of different widths ({', '.join(map(str, widths))}); "
+                "give every group with a dot product as many of them"
+            )
+        self.d_keys = max(widths, default=0)
+        self.depends_on_input = any(group.depends_on_input for group in groups)
+        self.depends_on_pairs = any(group.depends_on_pairs for group in groups)
+        self.any_length = joint_length(groups)
+        self.has_last = any(group.has_last for group in groups)
+
+    def reset_parameters(self) -> None:
+        """Every group initializes its own."""
+
+    def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+        """Of the heads that need any, (B, some of H, S, d_keys)."""
+        each = [keys_of(group, x, positions) for group in self.groups]
+        kept = [keys for keys in each if keys is not None]
+        return torch.cat(kept, dim=1) if kept else None
+
+    def split_keys(self, keys: Tensor | None) -> list[Tensor | None]:
+        """The keys of each group."""
+        needs = [bool(unwrapped(group).d_keys) for group in self.groups]
+        counts = [n if needed else 0 for needed, n in zip(needs, self.heads, strict=True)]
+        each = [None] * len(counts) if keys is None else keys.split(counts, dim=1)
+        return [kept if needed else None for needed, kept in zip(needs, each, strict=True)]
+
+    def forward(
+        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+    ) -> Tensor:
+        parts = zip(self.groups, self.split_keys(keys), strict=True)
+        each = [group(x, kept, positions, key_positions) for group, kept in parts]
+        batch = torch.broadcast_shapes(*(logits.shape[:1] for logits in each))[0]
+        return torch.cat([logits.expand(batch, -1, -1, -1) for logits in each], dim=1)
+
+    def last_column(
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
+    ) -> Tensor:
+        given = (x, positions, key_positions, is_last)
+        shape = (positions.shape[-1], key_positions.shape[-1])
+        each = [
+            column if (column := unwrapped(group).last_column(*given)) is not None
+            else x.new_zeros(()).expand(1, count, *shape)
+            for group, count in zip(self.groups, self.heads, strict=True)
+        ]  # fmt: skip
+        batch = torch.broadcast_shapes(*(column.shape[:1] for column in each))[0]
+        return torch.cat([column.expand(batch, -1, -1, -1) for column in each], dim=1)
+
+    def resize(self, max_len: int) -> None:
+        for group in self.groups:
+            group.resize(max_len)
+
+
+def unbiased_heads(synthesis: Synthesis, num_heads: int) -> list[int]:
+    """The heads that no bias is added to."""
+    if not isinstance(synthesis, Grouped):
+        return [] if synthesis.biased else list(range(num_heads))
+    groups = zip(synthesis.groups, synthesis.heads, strict=True)
+    biased = [group.biased for group, count in groups for _ in range(count)]
+    return [head for head in range(num_heads) if not biased[head]]
+
+
+def without_heads(bias: Tensor, heads: list[int], num_heads: int) -> Tensor | None:
+    """The bias (1 or B, 1 or H, T, S) with zeros for some heads; None where those are all."""
+    if len(heads) == num_heads:
+        return None
+    index = torch.tensor(heads, device=bias.device)
+    return bias.expand(-1, num_heads, -1, -1).index_fill(1, index, 0.0)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from synthesizer_attention.attention.relative import stretched
-from synthesizer_attention.attention.synthesis import DotProduct
+from synthesizer_attention.attention.synthesis import DotProduct, stretched
 from synthesizer_attention.audit.converted import (
     check_convertible,
     converted_config,

@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
-from synthesizer_attention.attention.groups import Grouped
+from synthesizer_attention.attention.baselines import spec_of_mixer
 from synthesizer_attention.attention.hook import linear
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.masks import visible_keys, without_hidden
-from synthesizer_attention.attention.mixers import spec_of_mixer
-from synthesizer_attention.attention.synthesis import DotProduct, Synthesis, unwrapped
+from synthesizer_attention.attention.synthesis import DotProduct, Grouped, Synthesis, unwrapped
 from synthesizer_attention.audit.converted import attend, converted_weights
 from synthesizer_attention.audit.replace import head_groups
 from synthesizer_attention.audit.tables import HeadTables, seen_through

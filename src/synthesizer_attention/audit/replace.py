@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synthesizer_attention.attention.groups import Grouped
 from synthesizer_attention.attention.masks import masked_softmax, too_long, visible_keys
 from synthesizer_attention.attention.registry import build_synthesis
 from synthesizer_attention.attention.synthesis import (
     DotProduct,
+    Grouped,
     Mixture,
     Size,
     Synthesis,

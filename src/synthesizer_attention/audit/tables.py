@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from synthesizer_attention.attention.masks import masked_softmax, too_long, visible_keys
-from synthesizer_attention.attention.relative import relative_logits, stretched
+from synthesizer_attention.attention.synthesis import relative_logits, stretched
 
 RELATIVE, ABSOLUTE = "relative", "random"
 KINDS = (RELATIVE, ABSOLUTE)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from synthesizer_attention.attention.relative import Relative
-from synthesizer_attention.attention.synthesis import Random
+from synthesizer_attention.attention.synthesis import Random, Relative
 from synthesizer_attention.audit.examples import Rows
 from synthesizer_attention.audit.load import attend_fast
 from synthesizer_attention.audit.record import Say

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import SyntheticAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.benchmark.clock import Work
 from synthesizer_attention.errors import UserError

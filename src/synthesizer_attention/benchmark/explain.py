@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from synthesizer_attention.attention import fast
+from synthesizer_attention.attention.baselines import build_mixer
+from synthesizer_attention.attention.fast import dispatch as fast
 from synthesizer_attention.attention.layer import SyntheticAttention
-from synthesizer_attention.attention.mixers import build_mixer
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.benchmark.cases import Setting
 from synthesizer_attention.benchmark.measure import BASELINE, Plan

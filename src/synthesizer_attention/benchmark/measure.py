@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from synthesizer_attention.attention.fast import has_kernel
+from synthesizer_attention.attention.fast.dispatch import has_kernel
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.benchmark.cases import (
     FROZEN,

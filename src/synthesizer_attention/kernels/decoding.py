@@ -19,7 +19,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from synthesizer_attention.attention.hook import FEW, LARGE
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.masks import is_transformed
-from synthesizer_attention.attention.relative import Relative
 from synthesizer_attention.attention.synthesis import (
     Dense,
     DotProduct,
@@ -28,6 +27,7 @@ from synthesizer_attention.attention.synthesis import (
     FixedRandom,
     Mixture,
     Random,
+    Relative,
     Synthesis,
 )
 from synthesizer_attention.kernels.cpu import RUNTIME, Kernel, in_use

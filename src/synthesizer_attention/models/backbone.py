@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from synthesizer_attention.attention.baselines import BASELINES
+from synthesizer_attention.attention.baselines import BASELINES, spec_of_mixer
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.attention.layer import Inputs
 from synthesizer_attention.attention.masks import (
@@ -21,7 +21,6 @@ from synthesizer_attention.attention.masks import (
     real_tokens,
     too_long,
 )
-from synthesizer_attention.attention.mixers import spec_of_mixer
 from synthesizer_attention.attention.synthesis import Size, Synthesis
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.cache import SynthesizerCache, encoder_decoder_cache

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from synthesizer_attention.attention.cache import ValueCache
-from synthesizer_attention.attention.layer import CrossAttention
+from synthesizer_attention.attention.layer import CrossAttention, ValueCache
 from synthesizer_attention.errors import UserError
 
 

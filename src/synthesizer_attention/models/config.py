@@ -8,17 +8,18 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 
-from synthesizer_attention.attention.mixers import build_mixer, spec_of_mixer
-from synthesizer_attention.attention.rotary import Rotary
-from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.attention.baselines import build_mixer, spec_of_mixer
+from synthesizer_attention.attention.synthesis import Rotary, Size
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.layers import ACTIVATIONS, NORM_POSITIONS, NORMS, Shape
-from synthesizer_attention.sizes import DEFAULTS, PRESETS, parse_positions
 from synthesizer_attention.spec import (
+    DEFAULTS,
     NONE,
+    PRESETS,
     expand_layers,
     has_logits,
     modules_of,
+    parse_positions,
     parse_spec,
     require_registered,
     split_layers,

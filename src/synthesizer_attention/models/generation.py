@@ -7,10 +7,9 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
-from synthesizer_attention.attention.convolution import Convolution
+from synthesizer_attention.attention.baselines import Convolution, spec_of_mixer
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.masks import real_tokens
-from synthesizer_attention.attention.mixers import spec_of_mixer
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.cache import SynthesizerCache, encoder_decoder_cache
 from synthesizer_attention.models.config import SynthesizerConfig

@@ -14,16 +14,13 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from synthesizer_attention.attention.cache import Cache
+from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.hook import linear
-from synthesizer_attention.attention.layer import CrossAttention, Inputs
-from synthesizer_attention.attention.mixers import build_mixer
-from synthesizer_attention.attention.resize import resized
-from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.attention.layer import Cache, CrossAttention, Inputs
+from synthesizer_attention.attention.synthesis import Size, resized
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.cache import remember
-from synthesizer_attention.sizes import parse_positions
-from synthesizer_attention.spec import NONE, has_logits
+from synthesizer_attention.spec import NONE, has_logits, parse_positions
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}

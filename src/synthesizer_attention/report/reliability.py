@@ -10,8 +10,7 @@ from synthesizer_attention.report.load import Row
 from synthesizer_attention.report.opponent import DOT, opponent_record
 from synthesizer_attention.report.search import search_sentence
 from synthesizer_attention.report.summary import Line, Summary
-from synthesizer_attention.sizes import DEFAULTS
-from synthesizer_attention.spec import NONE
+from synthesizer_attention.spec import DEFAULTS, NONE
 from synthesizer_attention.study.rows import AS_LARGE
 from synthesizer_attention.study.stats import (
     FEWEST_SEEDS,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from synthesizer_attention import sizes
+from synthesizer_attention import spec
 from synthesizer_attention.errors import UserError
 
 Kind = Literal["encoder_decoder", "decoder", "encoder"]
@@ -34,7 +34,7 @@ TASKS = {
     "probe": TaskInfo("decoder", "probe"),
     "classification": TaskInfo("encoder", "labels", from_file=True),
 }
-_SIZE = sizes.RECIPE_DEFAULTS
+_SIZE = spec.RECIPE_DEFAULTS
 
 Positive = Annotated[int, Field(gt=0)]
 Layers = Annotated[int, Field(gt=0, le=1024)]
@@ -55,7 +55,7 @@ def known_task(name: str) -> str:
 
 def _known_positions(text: str) -> str:
     try:
-        sizes.parse_positions(text)
+        spec.parse_positions(text)
     except UserError as error:
         raise PydanticCustomError("positions", "{error}", {"error": str(error)}) from None
     return text
@@ -170,11 +170,11 @@ class Model(Part):
     """Longest sequence, and the size of tables."""
     decoder_max_len: Length | None = None
     """Longest target sequence; as max_len."""
-    norm: sizes.Norm = _SIZE.norm
+    norm: spec.Norm = _SIZE.norm
     """Normalization."""
-    norm_position: sizes.NormPosition = _SIZE.norm_position
+    norm_position: spec.NormPosition = _SIZE.norm_position
     """Normalize before (pre) or after (post) each sublayer."""
-    activation: sizes.Activation = _SIZE.activation
+    activation: spec.Activation = _SIZE.activation
     """Activation of the feed-forward layers."""
     positions: Annotated[str, AfterValidator(_known_positions)] = _SIZE.positions
     """Position encodings, joined by +: none, sinusoidal, learned, relative, rotary, alibi."""
@@ -184,7 +184,7 @@ class Model(Part):
     """Dropout of embeddings and sublayers."""
     attention_dropout: Share = _SIZE.attention_dropout
     """Dropout of attention weights."""
-    pooling: sizes.Pooling = _SIZE.pooling
+    pooling: spec.Pooling = _SIZE.pooling
     """What a classifier reads: the first token or the mean."""
     window: Positive | None = _SIZE.window
     """Tokens that self-attention sees to either side; all if absent."""

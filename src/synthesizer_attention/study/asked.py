@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import parse_settings
-from synthesizer_attention.sizes import parse_positions
+from synthesizer_attention.spec import parse_positions
 from synthesizer_attention.study.stats import PLANNED
 from synthesizer_attention.study.tune import TRIALS
 

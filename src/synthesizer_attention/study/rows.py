@@ -16,8 +16,7 @@ from typing import Any
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import Recipe, Settings
 from synthesizer_attention.run.run import spec_folder
-from synthesizer_attention.sizes import parse_positions
-from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec
+from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec, parse_positions
 from synthesizer_attention.spec import variants as known_variants
 from synthesizer_attention.study.asked import FOUND, WIDTHS, Asked
 from synthesizer_attention.study.ladder import FEWEST_RUNGS

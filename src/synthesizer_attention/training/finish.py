@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synthesizer_attention.attention.fast import has_kernel
+from synthesizer_attention.attention.fast.dispatch import has_kernel
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics import in_single_precision
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel

@@ -30,7 +30,6 @@ from synthesizer_attention.attention.fast.table import (
     probabilities,
     table_attention,
 )
-from synthesizer_attention.attention.groups import Grouped
 from synthesizer_attention.attention.hook import kernels, uses_kernel
 from synthesizer_attention.attention.masks import (
     COUNTED,
@@ -42,7 +41,7 @@ from synthesizer_attention.attention.masks import (
     visibility_of,
     visible_keys,
 )
-from synthesizer_attention.attention.synthesis import DotProduct, Mixture, Synthesis
+from synthesizer_attention.attention.synthesis import DotProduct, Grouped, Mixture, Synthesis
 from synthesizer_attention.attention.terms import Places, Terms
 
 PATHS = ("auto", "fast", "plain")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synthesizer_attention.attention.fast.twice import gradients_of_terms
+from synthesizer_attention.attention.fast.operator import gradients_of_terms
 from synthesizer_attention.attention.masks import KeySpan, Visibility
 from synthesizer_attention.attention.terms import Terms
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from synthesizer_attention.attention.fast.operator import block_attention
-from synthesizer_attention.attention.fast.twice import gradients, written_out
+from synthesizer_attention.attention.fast.operator import block_attention, gradients, written_out
 from synthesizer_attention.attention.hook import kernels, uses_kernel
 from synthesizer_attention.attention.masks import FEWEST_ROWS, NUM_BLOCKS, KeySpan, Visibility
 from synthesizer_attention.attention.terms import Terms, add_diagonals, lay_out
