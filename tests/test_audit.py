@@ -27,7 +27,8 @@ from transformers import (
 import browser
 from pretrained import VOCAB, build, found_layers, inputs
 from synthesizer_attention.audit.averages import _explained, measure_averages
-from synthesizer_attention.audit.convert import build_converted, convert
+from synthesizer_attention.audit.convert import convert
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
 from synthesizer_attention.audit.examples import (
     Example,

@@ -9,7 +9,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from pretrained import MODELS, OWN, build, crossed, drawn, found_layers, inputs, real_logits
 from synthesizer_attention import replace_attention
 from synthesizer_attention.audit.averages import measure_averages
-from synthesizer_attention.audit.convert import build_converted, convert
+from synthesizer_attention.audit.convert import convert
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.cost import size_with
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, num_positions

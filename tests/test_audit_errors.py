@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from pretrained import VOCAB, build
-from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.examples import read_examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, num_positions

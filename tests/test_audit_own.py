@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from pretrained import OWN, build, crossed, drawn, inputs, real_logits
 from synthesizer_attention.audit.averages import measure_averages
-from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.examples import RunData
 from synthesizer_attention.audit.hook import Hook, other_layers
 from synthesizer_attention.audit.tables import HeadTables

@@ -14,7 +14,7 @@ from pretrained import (
     inputs,
     real_logits,
 )
-from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.errors import UserError

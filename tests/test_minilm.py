@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from synthesizer_attention.audit.averages import measure_averages
-from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.cost import Auditor
 from synthesizer_attention.audit.hook import Hook
 

@@ -15,7 +15,7 @@ from pretrained import (
     real_logits,
 )
 from synthesizer_attention import replace_attention
-from synthesizer_attention.audit.convert import build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.errors import UserError
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from synthesizer_attention.attention.masks import masked_softmax
-from synthesizer_attention.audit.hook import Hook, Layer
+from synthesizer_attention.audit.converted import Layer
+from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.tables import RELATIVE, HeadTables, sink_slots
 
 Batch = Mapping[str, Any]

@@ -1,26 +1,17 @@
 """From an audit to a model folder in which replaced heads have no query and no key projection."""
 
-import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from synthesizer_attention.attention.synthesis import DotProduct, stretched
-from synthesizer_attention.audit.converted import (
-    check_convertible,
-    converted_config,
-    converted_model,
-    narrowed_state,
-    replaced_before,
-)
+from synthesizer_attention.audit.converted import Layer, build_converted
 from synthesizer_attention.audit.cost import most_heads, random_texts
 from synthesizer_attention.audit.examples import (
     METRICS,
@@ -30,14 +21,7 @@ from synthesizer_attention.audit.examples import (
     token_rows,
     tuning_rows,
 )
-from synthesizer_attention.audit.hook import (
-    Layer,
-    cause,
-    head_runs,
-    is_own,
-    stacks_of,
-    tables_before,
-)
+from synthesizer_attention.audit.hook import cause, tables_before
 from synthesizer_attention.audit.load import (
     IMAGES,
     SOUNDS,
@@ -61,161 +45,13 @@ from synthesizer_attention.audit.record import (
     model_path,
     read_audit,
 )
-from synthesizer_attention.audit.tables import RELATIVE, HeadTables
+from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.audit.tune import CHECKPOINT, Tuned, Tuning, tune
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.manifest import MANIFEST, manifest_text
-from synthesizer_attention.models.layers import Stack
 from synthesizer_attention.run.disk import write_folder
 from synthesizer_attention.run.run import remove_leftovers
-from synthesizer_attention.spec import expand_layers
 from synthesizer_attention.untrusted import check_links, check_regular_file, fenced, plain
-
-
-def build_converted(
-    model: PreTrainedModel,
-    layers: Sequence[Layer],
-    tables: Mapping[int, HeadTables],
-    *,
-    share: bool = False,
-) -> PreTrainedModel:
-    """A copy of this model whose named heads, by layer, are replaced by tables.
-
-    share   let it use the memory of all weights that stay as they are: to measure, not to train
-    """
-    for place in tables:
-        if sum(other.name == layers[place].name for other in layers) > 1:
-            raise UserError(
-                f"{type(model).__name__} shares one attention among its layers, so that a head "
-                "cannot be left out of one of them; audit works, convert does not"
-            )
-    if is_own(model):
-        return _build_own(model, {layers[n].name: t for n, t in tables.items()}, share=share)
-    base = model.base_model
-    prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
-    before, replaced = replaced_before(model), dict[str, dict[str, Any]]()
-    state = dict(model.state_dict())
-    for place, new in sorted(tables.items()):
-        layer = layers[place]
-        name = layer.name.removeprefix(prefix)
-        attention: Any = base.get_submodule(name)
-        check_convertible(attention)
-        table = attention.tables.joined(new) if name in before else new
-        replaced[name] = {
-            "heads": list(table.heads),
-            "num_heads": layer.num_heads,
-            "num_key_heads": layer.num_key_heads,
-            "d_head": layer.d_head,
-            "max_len": table.max_len,
-            "kind": table.kind,
-        }
-        for key, value in table.state_dict().items():
-            state[f"{layer.name}.tables.{key}"] = value
-    state = narrowed_state(state, prefix, replaced, before)
-    facts = copy.deepcopy(model.config).to_dict()
-    facts.setdefault("original_model_type", facts.pop("model_type"))
-    facts["replaced"] = {**before, **replaced}
-    own: Any = type(model.config)
-    config = converted_config(own).from_dict(facts)
-    converted = converted_model(type(model))(config)
-    return _filled(converted, model, state, share=share)
-
-
-def _filled(
-    converted: Any, model: PreTrainedModel, state: Mapping[str, Tensor], *, share: bool  # noqa: ANN401
-) -> PreTrainedModel:  # fmt: skip
-    """A converted model with its weights, and with all else that the original has."""
-    missing, unexpected = converted.load_state_dict(state, strict=False, assign=share)
-    assert not set(missing) - set(converted.all_tied_weights_keys), missing
-    assert not unexpected, unexpected
-    converted.tie_weights()
-    converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
-    filled: PreTrainedModel = converted.to(model.dtype).eval()
-    return filled
-
-
-def _build_own(model: Any, tables: Mapping[str, HeadTables], *, share: bool) -> PreTrainedModel:  # noqa: ANN401
-    """The same of a model of ours: an ordinary Synthesizer, whose spec says which heads are tables.
-
-    dot  ->  relative@1|dot@3       head 0 of a causal layer of four attends by distance
-    """
-    shortest = min((t.max_len for t in tables.values() if t.kind != RELATIVE), default=None)
-    if shortest is not None and shortest < max(model.config.max_len, model.config.decoder_max_len):
-        model = copy.deepcopy(model)  # tables by position end where they were measured
-        lengths = model.config.max_len, model.config.decoder_max_len
-        model.resize(*(min(length, shortest) for length in lengths))
-    config = copy.deepcopy(model.config)
-    facts, state = config.to_dict(), dict(model.state_dict())
-    for name, stack in stacks_of(model).items():
-        key = "decoder_synthesis" if stack.shape.cross else "synthesis"
-        specs = expand_layers(getattr(config, key), len(stack.layers))
-        for index in range(len(specs)):
-            place = f"{name}.layers.{index}.attention"
-            if place in tables:
-                attention = model.get_submodule(place)
-                specs[index] = _put(state, place, attention, stack, tables[place])
-        facts[key] = specs[0] if len(set(specs)) == 1 else ",".join(specs)
-    return _filled(type(model)(type(config).from_dict(facts)), model, state, share=share)
-
-
-def _put(
-    state: dict[str, Tensor], name: str, attention: Any, stack: Stack, tables: HeadTables  # noqa: ANN401
-) -> str:  # fmt: skip
-    """Change the weights of one layer to those with tables; its spec is returned.
-
-    Dot products and tables are split and joined head by head; groups of any other kind stay whole.
-    """
-    term, new = _term(stack, tables)
-    groups: list[tuple[str, list[dict[str, Tensor]], int]] = []  # spec, weights to join, heads
-    for run in head_runs(attention):
-        keys = [key for key in state if key.startswith(f"{name}.{run.at}")]
-        old = {key.removeprefix(f"{name}.{run.at}"): state.pop(key) for key in keys}
-        if not isinstance(run.part, DotProduct) and run.spec != term:
-            groups.append((run.spec, [old], len(run.heads)))
-            continue
-        for row, head in enumerate(run.heads):
-            spec, rows, at = run.spec, old, row
-            if head in tables.heads:
-                spec, rows, at = term, new, tables.heads.index(head)
-            one = {key: value[at : at + 1] for key, value in rows.items()}
-            if groups and groups[-1][0] == spec:
-                groups[-1] = (spec, [*groups[-1][1], one], groups[-1][2] + 1)
-            else:
-                groups.append((spec, [one], 1))
-    for number, (_, parts, _) in enumerate(groups):
-        inside = "synthesis." if len(groups) == 1 else f"synthesis.groups.{number}."
-        for key in parts[0]:
-            state[f"{name}.{inside}{key}"] = torch.cat([part[key] for part in parts])
-    specs = [f"{spec}@{count}" for spec, _, count in groups]
-    return term if len(groups) == 1 else "|".join(specs)
-
-
-def _term(stack: Stack, tables: HeadTables) -> tuple[str, dict[str, Tensor]]:
-    """The spec of tables in a layer of this stack, and their weights up to its longest sequence."""
-    if tables.kind != RELATIVE:
-        return "random", {"table": _by_position(tables, stack)}
-    offsets, sinks = tables.offsets.detach(), tables.sinks.detach()
-    weights = {"offsets": stretched(offsets, stack.shape.max_len - tables.max_len)}
-    weights["first"] = sinks[:, :1]
-    spec = "relative"
-    if not stack.shape.causal:
-        spec, weights["last"] = "relative:sinks=2", sinks[:, 1:]
-    has_bias = stack.relative is not None or stack.alibi is not None
-    return f"{spec}{':biased=0' * has_bias}", weights
-
-
-def _by_position(tables: HeadTables, stack: Stack) -> Tensor:
-    """Logits (R, N, N) to which the stack will add its bias: it is taken off them."""
-    size = stack.shape.max_len
-    at = torch.arange(size, device=tables.table.device)
-    logits = tables.table.detach()[:, :size, :size].clone()
-    for bias in (
-        None if stack.relative is None else stack.relative(at, at),
-        None if stack.alibi is None else stack.alibi(at, at, logits.dtype),
-    ):
-        if bias is not None:
-            logits -= bias.detach()[0, list(tables.heads)]
-    return logits
 
 
 def convert(

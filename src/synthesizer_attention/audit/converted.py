@@ -1,23 +1,26 @@
-"""Pretrained models in which tables replace the dot product of some heads.
+"""Models in which tables replace the dot product of some heads.
 
     ConvertedBertModel(ConvertedBertConfig)     BertModel, but for its replaced heads
 
-A converted class is its original's, made for any architecture on demand: the original builds
-itself, then the query and key projections of replaced heads are left out of its attention and the
-tables put there. `config.replaced` names both:
+A converted class is made for any architecture on demand: the original builds itself, then the
+query and key projections of replaced heads are left out of its attention and tables are put there.
+`config.replaced` names both:
 
     {"encoder.layer.0.attention.self": {"heads": [0, 5], "num_heads": 12, "num_key_heads": 12,
      "d_head": 32, "max_len": 128, "kind": "relative"}}
 
-Heads of queries may share heads of keys; such a key goes when all its queries have gone. A layer
-attends by a function of transformers' attention interface: `attend`.
+Query heads may share key heads; a key head goes when all its query heads have gone. LAYOUTS alone
+knows how an architecture lays out its projections. A layer attends by a function of transformers'
+attention interface: `attend`. A model of this package becomes an ordinary Synthesizer instead.
 """
 
+import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,77 +32,153 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
+from synthesizer_attention.attention.baselines import spec_of_mixer
+from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.masks import masked_softmax, real_tokens, visible_keys
-from synthesizer_attention.audit.replace import SynthesizedLogits, dot_logits
-from synthesizer_attention.audit.tables import KINDS, HeadTables, seen_through, sink_slots
+from synthesizer_attention.attention.synthesis import (
+    DotProduct,
+    Grouped,
+    Synthesis,
+    stretched,
+    unwrapped,
+)
+from synthesizer_attention.audit.replace import SynthesizedLogits, dot_logits, head_groups
+from synthesizer_attention.audit.tables import (
+    KINDS,
+    RELATIVE,
+    HeadTables,
+    seen_through,
+    sink_slots,
+)
 from synthesizer_attention.errors import UserError
+from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.cache import ValueLayer
 from synthesizer_attention.models.config import CONVERTED
 from synthesizer_attention.models.kept import Kept
+from synthesizer_attention.models.layers import Stack
+from synthesizer_attention.spec import expand_layers
 from synthesizer_attention.untrusted import listed
 
 NAME = "synthesizer"  # of the attention function, and of its mask twin
-SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"))
-FUSED = "c_attn"  # GPT-2's one projection to queries, keys and values
+Facts = Mapping[str, Any]  # of one layer, as config.replaced holds them
+Replaced = Mapping[str, Facts]  # by the layer's name in its base model
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of self-attention in a forward pass."""
+
+    call: int  # among all attention calls of a pass, cross-attention included
+    name: str  # of its module in the model
+    num_heads: int
+    num_key_heads: int  # fewer than heads where queries share keys
+    d_head: int
+    causal: bool
+    window: int | None
+    tables: list[int] = field(default_factory=list)  # heads that a conversion replaced before
+
+    @property
+    def dots(self) -> list[int]:
+        """The heads that attend by a dot product."""
+        return [head for head in range(self.num_heads) if head not in self.tables]
+
+
+# how projections are laid out
+
+
+def dot_heads(facts: Facts) -> list[int]:
+    """The heads that keep their dot product."""
+    return [head for head in range(facts["num_heads"]) if head not in facts["heads"]]
+
+
+def kept_keys(facts: Facts) -> list[int]:
+    """The key heads that some query head still needs."""
+    return sorted(
+        {head * facts["num_key_heads"] // facts["num_heads"] for head in dot_heads(facts)}
+    )
+
+
+class Projection(NamedTuple):
+    """The parts that a projection makes, in its order, and the axis of its weight they are on."""
+
+    parts: str
+    axis: int = 0
+
+
+_Q, _K = Projection("q"), Projection("k")
+LAYOUTS: tuple[dict[str, Projection], ...] = (  # the first whose names a module holds
+    {"c_attn": Projection("qkv", 1)},  # GPT-2's Conv1D
+    {"q_proj": _Q, "k_proj": _K},
+    {"query": _Q, "key": _K},
+    {"q": _Q, "k": _K},
+    {"q_lin": _Q, "k_lin": _K},
+)
+_KEPT: dict[str, Callable[[Facts], Sequence[int]]] = {  # the heads that each part keeps
+    "q": dot_heads,
+    "k": kept_keys,
+    "v": lambda facts: range(facts["num_key_heads"]),
+}
 _COUNTED = re.compile(
     r"(?:view|reshape|shape)\w*\s*(?:=|\()[^\n]*self\.(?:num_heads|num_attention_heads|n_heads)\b"
 )
 
-Replaced = Mapping[str, Mapping[str, Any]]
+
+def layout_of(attention: nn.Module) -> dict[str, Projection]:
+    """The projections of queries and keys that a module holds, by name."""
+    names = {name for name, _ in attention.named_children()}
+    return next((layout for layout in LAYOUTS if layout.keys() <= names), {})
 
 
-class Converted(Kept):
-    """What is added to an architecture's own class."""
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        if config._attn_implementation not in (None, NAME):
-            raise UserError(
-                f"attn_implementation={config._attn_implementation!r} would need the queries and "
-                "keys that were left out of a converted model; leave it out, too"
-            )
-        config._attn_implementation = NAME
-        super().__init__(config, *args, **kwargs)
-        narrow(self, config.replaced)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Call forward with sound masks: transformers reads every other number as True."""
-        names = list(inspect.signature(self.forward).parameters) if len(args) > 1 else []
-        for name, mask in [*zip(names, args, strict=False), *kwargs.items()]:
-            if name.endswith("attention_mask") and isinstance(mask, Tensor) and mask.dim() == 2:
-                real_tokens(mask)
-        return super().__call__(*args, **kwargs)
-
-    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super()._prepare_cache_for_generation(*args, **kwargs)
-        model_kwargs = kwargs.get("model_kwargs", args[1] if len(args) > 1 else {})
-        cache = model_kwargs.get("past_key_values")
-        if isinstance(cache, Cache):
-            drop_keys(self, cache)
+def check_convertible(attention: nn.Module) -> dict[str, Projection]:
+    """The layout of an attention; one that is not known here is refused."""
+    layout = layout_of(attention)
+    if not layout or "sinks" in dict(attention.named_parameters(recurse=False)):
+        raise UserError(
+            f"{type(attention).__name__} has {listed(dict(attention.named_children()))} and no "
+            "separate projections of queries and keys that heads could be left out of; audit "
+            "works, convert does not"
+        )
+    return layout
 
 
-class TableLayer(ValueLayer):
-    """A layer whose heads are all tables: it keeps values alone."""
+def head_facts(attention: Any) -> dict[str, int]:  # noqa: ANN401
+    """How many heads of which width an attention has, as its projections show."""
+    layout, keys = (
+        check_convertible(attention),
+        ("head_dim", "attention_head_size", "key_value_proj_dim"),
+    )
+    d_head = next(int(n) for key in keys if isinstance(n := getattr(attention, key, None), int))
+    wide, d_model = dict[str, int](), 0
+    for name, (parts, axis) in layout.items():
+        shape = getattr(attention, name).weight.shape
+        d_model = shape[1 - axis]
+        wide |= dict.fromkeys(parts, shape[axis] // len(parts) // d_head)
+    return {"num_heads": wide["q"], "num_key_heads": wide["k"], "d_head": d_head,
+            "d_model": d_model}  # fmt: skip
 
-    def update(
-        self, keys: Tensor | None, values: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor | None, Tensor]:
-        _, kept = super().update(None, values)
-        return keys, kept
 
+def narrowed_state(
+    state: Mapping[str, Tensor], prefix: str, replaced: Replaced, before: Replaced
+) -> dict[str, Tensor]:
+    """Weights without those of replaced heads; `prefix` is the base model's.
 
-class FewKeysLayer(DynamicLayer):
-    """A layer that is given keys of all heads, and keeps those of its dot heads: the first ones."""
-
-    def __init__(self, num_keys: int) -> None:
-        super().__init__()
-        self.num_keys = num_keys
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any  # noqa: ANN401
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        kept = key_states[:, : self.num_keys]
-        found: tuple[Tensor, Tensor] = super().update(kept, value_states, *args, **kwargs)
-        return found
+    before   what had been replaced already when these weights were saved
+    """
+    kept = dict(state)
+    for name, facts in replaced.items():
+        old, width = before.get(name, {**facts, "heads": []}), facts["d_head"]
+        for projection, (parts, axis) in [pair for each in LAYOUTS for pair in each.items()]:
+            rows, start = list[int](), 0
+            for part in parts:
+                had = _KEPT[part](old)
+                places = [had.index(head) * width for head in _KEPT[part](facts)]
+                rows += [start + place + k for place in places for k in range(width)]
+                start += len(had) * width
+            for end in ("weight", "bias"):
+                tensor = kept.pop(key := f"{prefix}{name}.{projection}.{end}", None)
+                if tensor is not None and rows:
+                    kept[key] = tensor.index_select(min(axis, tensor.dim() - 1), torch.tensor(rows))
+    return kept
 
 
 class NoProjection(nn.Module):
@@ -139,16 +218,120 @@ class NarrowConv1D(Conv1D):
         return nn.functional.pad(projected, (self.missing, 0)) if self.missing else projected
 
 
-def narrow(model: PreTrainedModel, replaced: Replaced) -> None:
-    """Leave out the projections of replaced heads, and put tables there; weights are not kept."""
-    base = model.base_model
-    for name, facts in replaced.items():
-        attention = base.get_submodule(name)
-        _check_facts(name, attention, facts)
-        narrow_attention(attention, facts)
+def narrow_attention(attention: Any, facts: Facts) -> None:  # noqa: ANN401
+    """Leave out the projections of replaced heads, and put tables there; weights are not kept.
+
+    Where the facts hold a spec, the layer's logits are synthesized.
+    """
+    attention.dot_heads, keys = dot_heads(facts), kept_keys(facts)
+    for name, (parts, _) in check_convertible(attention).items() if facts["heads"] else ():
+        old, width = getattr(attention, name), facts["d_head"]
+        sizes = [len(_KEPT[part](facts)) * width for part in parts]
+        if len(parts) > 1:
+            missing = 0 if keys else 2 * width  # its code splits off one query and one key at least
+            setattr(attention, name, NarrowConv1D(sum(sizes), old.weight.shape[0], missing))
+            attention.split_size = [size or width for size in sizes]
+            continue
+        padded, bias = _splits_by_count(type(attention).forward), old.bias is not None
+        new: nn.Module = NoProjection(old.out_features if padded else width)
+        if sizes[0] and padded:
+            new = PaddedLinear(old.in_features, sizes[0], old.out_features, bias=bias)
+        elif sizes[0]:
+            new = nn.Linear(old.in_features, sizes[0], bias=bias)
+        setattr(attention, name, new)
+    if "spec" in facts:
+        attention.synthesized = SynthesizedLogits(facts)
+        attention.register_forward_pre_hook(_keep_input, with_kwargs=True)
+        return
+    attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
+    group = facts["num_heads"] // facts["num_key_heads"]
+    attention.dot_keys = [keys.index(head // group) for head in attention.dot_heads]
 
 
-def _check_facts(name: str, attention: nn.Module, facts: Mapping[str, Any]) -> None:
+def _keep_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
+    module.synthesized.x = args[0] if args else kwargs["hidden_states"]
+
+
+@cache
+def _splits_by_count(forward: Callable[..., Any]) -> bool:
+    """Whether an attention splits projections into as many heads as it had, as Whisper and OPT do.
+
+    Most split by a head's width. Nothing but its source tells: a wrong count can fit by chance.
+    """
+    return _COUNTED.search(inspect.getsource(inspect.unwrap(forward))) is not None
+
+
+# the converted twin of an architecture
+
+
+class Converted(Kept):
+    """The methods that are added to an architecture's own class."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        if config._attn_implementation not in (None, NAME):
+            raise UserError(
+                f"attn_implementation={config._attn_implementation!r} would need the queries and "
+                "keys that were left out of a converted model; leave it out, too"
+            )
+        config._attn_implementation = NAME
+        super().__init__(config, *args, **kwargs)
+        for name, facts in config.replaced.items():
+            attention = self.base_model.get_submodule(name)
+            _check_facts(name, attention, facts)
+            narrow_attention(attention, facts)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Call forward with sound masks: transformers reads every other number as True."""
+        names = list(inspect.signature(self.forward).parameters) if len(args) > 1 else []
+        for name, mask in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name.endswith("attention_mask") and isinstance(mask, Tensor) and mask.dim() == 2:
+                real_tokens(mask)
+        return super().__call__(*args, **kwargs)
+
+    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Let layers cache no key that none of their dot heads reads, as keys alone or as zeros."""
+        super()._prepare_cache_for_generation(*args, **kwargs)
+        model_kwargs = kwargs.get("model_kwargs", args[1] if len(args) > 1 else {})
+        cache = model_kwargs.get("past_key_values")
+        cache = getattr(cache, "self_attention_cache", cache)
+        for module in self.modules() if isinstance(cache, Cache) else ():
+            index, heads = getattr(module, "layer_idx", None), getattr(module, "dot_heads", None)
+            if heads is None or index is None or index >= len(cache.layers):
+                continue
+            if type(cache.layers[index]) is not DynamicLayer:
+                continue
+            if not heads:
+                cache.layers[index] = TableLayer()
+            elif any(isinstance(child, PaddedLinear) for child in module.children()):
+                cache.layers[index] = FewKeysLayer(len(set(module.dot_keys)))
+
+
+class TableLayer(ValueLayer):
+    """A layer whose heads are all tables: it keeps values alone."""
+
+    def update(
+        self, keys: Tensor | None, values: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor]:
+        _, kept = super().update(None, values)
+        return keys, kept
+
+
+class FewKeysLayer(DynamicLayer):
+    """A layer that is given keys of all heads, and keeps those of its dot heads: the first ones."""
+
+    def __init__(self, num_keys: int) -> None:
+        super().__init__()
+        self.num_keys = num_keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any  # noqa: ANN401
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        kept = key_states[:, : self.num_keys]
+        found: tuple[Tensor, Tensor] = super().update(kept, value_states, *args, **kwargs)
+        return found
+
+
+def _check_facts(name: str, attention: nn.Module, facts: Facts) -> None:
     """Refuse facts of a config.json that do not fit the layer: heads are counted one by one."""
     sizes = [facts[key] for key in ("num_heads", "num_key_heads", "d_head", "max_len")]
     if not all(type(size) is int and size > 0 for size in sizes):
@@ -168,176 +351,9 @@ def _check_facts(name: str, attention: nn.Module, facts: Mapping[str, Any]) -> N
         raise UserError(f"replaced.{name}.kind in config.json is {facts['kind']!r:.100}")
 
 
-def narrow_attention(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
-    """The same of one layer; where its facts hold a spec, its logits are synthesized."""
-    if facts["heads"]:
-        _narrow_projections(attention, facts)
-    attention.dot_heads = dot_heads(facts)
-    if "spec" in facts:
-        attention.synthesized = SynthesizedLogits(facts)
-        attention.register_forward_pre_hook(_keep_input, with_kwargs=True)
-        return
-    attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
-    attention.dot_keys = [kept_keys(facts).index(h // _group(facts)) for h in dot_heads(facts)]
-
-
-def _keep_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
-    module.synthesized.x = args[0] if args else kwargs["hidden_states"]
-
-
-def become_converted(model: PreTrainedModel, replaced: Replaced) -> None:
-    """Let a model whose layers were changed in place be its converted twin from now on."""
-    config: Any = model.config
-    if isinstance(model, Converted):
-        config.replaced = {**config.replaced, **replaced}
-        return
-    twin = converted_model(type(model))
-    config.original_model_type, config.replaced = config.model_type, dict(replaced)
-    config.__class__ = twin.config_class
-    model.__class__ = twin
-
-
-def narrowed_state(
-    state: Mapping[str, Tensor], prefix: str, replaced: Replaced, before: Replaced | None = None
-) -> dict[str, Tensor]:
-    """Weights without those of replaced heads; `prefix` is the base model's.
-
-    before   what had been replaced already when these weights were saved
-    """
-    kept = dict(state)
-    for name, facts in replaced.items():
-        width, at = facts["d_head"], f"{prefix}{name}."
-        old = (before or {}).get(name, {**facts, "heads": []})
-        rows = {
-            which: _rows([had.index(head) for head in heads], width)
-            for which, had, heads in (
-                ("q", dot_heads(old), dot_heads(facts)),
-                ("k", kept_keys(old), kept_keys(facts)),
-            )
-        }
-        fused = f"{at}{FUSED}.weight"
-        if fused in kept:
-            queries, keys = len(dot_heads(old)) * width, len(kept_keys(old)) * width
-            values = torch.arange(queries + keys, kept[fused].shape[1])
-            columns = torch.cat([rows["q"], queries + rows["k"], values])
-            for part in ("weight", "bias"):
-                kept[f"{at}{FUSED}.{part}"] = kept[f"{at}{FUSED}.{part}"][..., columns].clone()
-            continue
-        for names in SEPARATE:
-            for which, projection in zip("qk", names, strict=True):
-                for part in ("weight", "bias"):
-                    key = f"{at}{projection}.{part}"
-                    if key in kept and len(rows[which]):
-                        kept[key] = kept[key][rows[which]].clone()
-                    else:
-                        kept.pop(key, None)
-    return kept
-
-
-def check_convertible(attention: nn.Module) -> None:
-    """Refuse an attention whose projections have no layout that is known here."""
-    names = dict(attention.named_children())
-    if not has_projections(attention) or "sinks" in dict(attention.named_parameters(recurse=False)):
-        raise UserError(
-            f"{type(attention).__name__} has {listed(names)} and no separate projections of "
-            "queries and keys that heads could be left out of; audit works, convert does not"
-        )
-
-
-def head_facts(attention: Any) -> dict[str, int]:  # noqa: ANN401
-    """How many heads of which width an attention has, as its projections show."""
-    check_convertible(attention)
-    keys = ("head_dim", "attention_head_size", "key_value_proj_dim")
-    d_head = next(int(n) for key in keys if isinstance(n := getattr(attention, key, None), int))
-    children: dict[str, Any] = dict(attention.named_children())
-    if FUSED in children:
-        d_model, three = children[FUSED].weight.shape
-        queries = kept = three // 3
-    else:
-        pair = next(pair for pair in SEPARATE if set(pair) <= set(children))
-        queries, d_model = children[pair[0]].weight.shape
-        kept = len(children[pair[1]].weight)
-    heads, keys_of = queries // d_head, kept // d_head
-    return {"num_heads": heads, "num_key_heads": keys_of, "d_head": d_head, "d_model": d_model}
-
-
-def replaced_before(model: PreTrainedModel) -> dict[str, Mapping[str, Any]]:
+def replaced_before(model: PreTrainedModel) -> dict[str, Facts]:
     """What a converted model's config says is replaced, by the layer's name in its base model."""
     return dict(model.config.replaced) if isinstance(model, Converted) else {}
-
-
-def has_projections(module: nn.Module) -> bool:
-    """Whether a module holds projections of queries and keys in a layout that is known here."""
-    names = dict(module.named_children())
-    return any(set(pair) <= set(names) for pair in SEPARATE) or FUSED in names
-
-
-def drop_keys(model: PreTrainedModel, cache: Cache) -> None:
-    """Let layers cache no key that none of their dot heads reads, as keys alone or as zeros."""
-    cache = getattr(cache, "self_attention_cache", cache)
-    for module in model.modules():
-        index, heads = getattr(module, "layer_idx", None), getattr(module, "dot_heads", None)
-        if heads is None or index is None or index >= len(cache.layers):
-            continue
-        if type(cache.layers[index]) is not DynamicLayer:
-            continue
-        if not heads:
-            cache.layers[index] = TableLayer()
-        elif any(isinstance(child, PaddedLinear) for child in module.children()):
-            cache.layers[index] = FewKeysLayer(len(set(module.dot_keys)))
-
-
-def dot_heads(facts: Mapping[str, Any]) -> list[int]:
-    """The heads that keep their dot product."""
-    return [head for head in range(facts["num_heads"]) if head not in facts["heads"]]
-
-
-def kept_keys(facts: Mapping[str, Any]) -> list[int]:
-    """The heads of keys that some head of queries still needs."""
-    return sorted({head // _group(facts) for head in dot_heads(facts)})
-
-
-def _group(facts: Mapping[str, Any]) -> int:
-    return int(facts["num_heads"] // facts["num_key_heads"])
-
-
-def _rows(heads: list[int], width: int) -> Tensor:
-    return torch.tensor(
-        [head * width + k for head in heads for k in range(width)], dtype=torch.long
-    )
-
-
-def _narrow_projections(attention: Any, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
-    check_convertible(attention)
-    width = facts["d_head"]
-    queries, keys = len(dot_heads(facts)) * width, len(kept_keys(facts)) * width
-    children: dict[str, Any] = dict(attention.named_children())
-    if FUSED in children:
-        d_in, three = children[FUSED].weight.shape
-        missing = 0 if queries else 2 * width
-        attention.c_attn = NarrowConv1D(queries + keys + three // 3, d_in, missing)
-        attention.split_size = [queries or width, keys or width, three // 3]
-        return
-    pair = next(pair for pair in SEPARATE if set(pair) <= set(children))
-    padded = _splits_by_count(type(attention).forward)
-    for name, size in zip(pair, (queries, keys), strict=True):
-        old = children[name]
-        d_in, whole, bias = old.in_features, old.out_features, old.bias is not None
-        new: nn.Module = NoProjection(whole if padded else width)
-        if size and padded:
-            new = PaddedLinear(d_in, size, whole, bias=bias)
-        elif size:
-            new = nn.Linear(d_in, size, bias=bias)
-        setattr(attention, name, new)
-
-
-@cache
-def _splits_by_count(forward: Callable[..., Any]) -> bool:
-    """Whether an attention splits projections into as many heads as it had, as Whisper and OPT do.
-
-    Most split by a head's width. Nothing but its source tells: a wrong count can fit by chance.
-    """
-    return _COUNTED.search(inspect.getsource(inspect.unwrap(forward))) is not None
 
 
 def read_config(facts: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401
@@ -356,20 +372,15 @@ def converted_config(original: Any) -> Any:  # noqa: ANN401  a class of configs 
     """The converted twin of a config class; its models are registered with it."""
     if getattr(original, "model_type", "") == CONVERTED:
         return original
-    name = f"Converted{original.__name__}"
     body = {"model_type": CONVERTED, "__module__": __name__}
-    twin = type(name, (original,), body)
-    autos: list[Any] = [
-        auto
-        for name, auto in vars(modeling_auto).items()
-        if isinstance(auto, type) and name.startswith("AutoModel")
-    ]
-    for auto in autos:
-        if original not in auto._model_mapping:
+    twin = type(f"Converted{original.__name__}", (original,), body)
+    for name, auto in vars(modeling_auto).items():
+        if not (isinstance(auto, type) and name.startswith("AutoModel")):
             continue
-        found = auto._model_mapping[original]
-        model = found[0] if isinstance(found, tuple) else found
-        auto.register(twin, _converted_model(model, twin), exist_ok=True)
+        known: Any = auto._model_mapping  # type: ignore[attr-defined]
+        if original in known:
+            model = known[original][0] if isinstance(known[original], tuple) else known[original]
+            auto.register(twin, _converted_model(model, twin), exist_ok=True)  # type: ignore[attr-defined]
     return twin
 
 
@@ -384,6 +395,9 @@ def converted_model(original: Any) -> Any:  # noqa: ANN401  a class of models an
 def _converted_model(original: Any, config_class: Any) -> Any:  # noqa: ANN401
     body = {"config_class": config_class, "__module__": __name__}
     return type(f"Converted{original.__name__}", (Converted, original), body)
+
+
+# attention
 
 
 def attend(
@@ -410,9 +424,8 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     replaced = [] if tables is None else list(tables.heads)
     dots = list(range(query.shape[1])) if tables is None else module.dot_heads
-    num_heads = len(dots) + len(replaced)
+    num_heads, num_queries = len(dots) + len(replaced), query.shape[2]
     group = num_heads // value.shape[1]
-    num_queries = query.shape[2]
     visible, bias = attention_mask, options.get("position_bias")
     if visible is not None and visible.dtype != torch.bool:
         bias = visible if bias is None else bias + visible
@@ -427,8 +440,18 @@ def attend(
         keys = _heads(key, [head // group for head in dots] if tables is None else module.dot_keys)
         values = _heads(value, [head // group for head in dots])
         bias = None if bias is None else bias.expand(-1, num_heads, -1, -1)[:, dots]
-        queries = query[:, : len(dots)]  # zeros may fill up their number
-        parts.append(_dot(queries, keys, values, visible, bias, options))
+        queries, dropout = query[:, : len(dots)], options.get("dropout") or 0.0  # behind: zeros
+        if options.get("softcap") is not None:
+            weights = _dot_weights(queries, keys, visible, bias, options)
+            parts.append(nn.functional.dropout(weights, dropout) @ values)
+        else:
+            mask = bias if visible is None or bias is None else _hidden(bias, visible)
+            parts.append(
+                nn.functional.scaled_dot_product_attention(
+                    queries, keys, values, attn_mask=visible if mask is None else mask,
+                    dropout_p=dropout, scale=options.get("scaling"),
+                )
+            )  # fmt: skip
     order = torch.tensor([*replaced, *dots]).argsort()
     return torch.cat(parts, 1)[:, order].transpose(1, 2), None
 
@@ -457,35 +480,6 @@ def mask_of(
     return mask
 
 
-def _dot(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, bias: Tensor | None,
-    options: dict[str, Any],
-) -> Tensor:  # fmt: skip
-    """Dot-product attention of heads whose keys and values are laid out one for one."""
-    dropout = options.get("dropout") or 0.0
-    if options.get("softcap") is not None:
-        weights = _dot_weights(query, key, visible, bias, options)
-        return nn.functional.dropout(weights, dropout) @ value
-    mask = visible
-    if bias is not None:
-        mask = bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=options.get("scaling")
-    )
-
-
-def _dot_weights(
-    query: Tensor, key: Tensor, visible: Tensor | None, bias: Tensor | None,
-    options: dict[str, Any],
-) -> Tensor:  # fmt: skip
-    """(B, H, T, S) of heads whose keys are laid out one for one."""
-    logits = dot_logits(query, key, options)
-    logits = logits if bias is None else logits + bias
-    if visible is not None:
-        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
-    return logits.softmax(-1, dtype=torch.float32).to(query.dtype)
-
-
 def converted_weights(
     module: Any, query: Tensor, key: Tensor, visible: Tensor, *, causal: bool,  # noqa: ANN401
     options: dict[str, Any],
@@ -502,9 +496,199 @@ def converted_weights(
     return torch.cat(parts, 1)[:, torch.tensor([*tables.heads, *dots]).argsort()]
 
 
+def _dot_weights(
+    query: Tensor, key: Tensor, visible: Tensor | None, bias: Tensor | None, options: Facts
+) -> Tensor:
+    """(B, H, T, S) of heads whose keys are laid out one for one."""
+    logits = dot_logits(query, key, options)
+    logits = logits if bias is None else logits + bias
+    logits = logits if visible is None else _hidden(logits, visible)
+    return logits.softmax(-1, dtype=torch.float32).to(query.dtype)
+
+
+def _hidden(logits: Tensor, visible: Tensor) -> Tensor:
+    return logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
+
+
 def _heads(states: Tensor, heads: list[int]) -> Tensor:
     return states if heads == list(range(states.shape[1])) else states[:, heads]
 
 
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, mask_of)
+
+
+# from a model and tables to the converted model
+
+
+def build_converted(
+    model: PreTrainedModel,
+    layers: Sequence[Layer],
+    tables: Mapping[int, HeadTables],
+    *,
+    share: bool = False,
+) -> PreTrainedModel:
+    """A copy of this model whose named heads, by layer, are replaced by tables.
+
+    share   let it use the memory of all weights that stay as they are: to measure, not to train
+    """
+    for place in tables:
+        if sum(other.name == layers[place].name for other in layers) > 1:
+            raise UserError(
+                f"{type(model).__name__} shares one attention among its layers, so that a head "
+                "cannot be left out of one of them; audit works, convert does not"
+            )
+    if is_own(model):
+        converted, state = _build_own(model, {layers[n].name: t for n, t in tables.items()})
+    else:
+        converted, state = _build_twin(model, layers, tables)
+    missing, unexpected = converted.load_state_dict(state, strict=False, assign=share)
+    assert not set(missing) - set(converted.all_tied_weights_keys), missing
+    assert not unexpected, unexpected
+    converted.tie_weights()
+    converted.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+    filled: PreTrainedModel = converted.to(model.dtype).eval()
+    return filled
+
+
+def _build_twin(
+    model: PreTrainedModel, layers: Sequence[Layer], tables: Mapping[int, HeadTables]
+) -> tuple[Any, dict[str, Tensor]]:
+    base = model.base_model
+    prefix = next((f"{name}." for name, m in model.named_modules() if m is base and name), "")
+    before, replaced = replaced_before(model), dict[str, dict[str, Any]]()
+    state = dict(model.state_dict())
+    for place, new in sorted(tables.items()):
+        layer = layers[place]
+        name = layer.name.removeprefix(prefix)
+        attention: Any = base.get_submodule(name)
+        check_convertible(attention)
+        table = attention.tables.joined(new) if name in before else new
+        replaced[name] = {
+            "heads": list(table.heads),
+            **{key: getattr(layer, key) for key in ("num_heads", "num_key_heads", "d_head")},
+            "max_len": table.max_len,
+            "kind": table.kind,
+        }
+        for key, value in table.state_dict().items():
+            state[f"{layer.name}.tables.{key}"] = value
+    state = narrowed_state(state, prefix, replaced, before)
+    facts = copy.deepcopy(model.config).to_dict()
+    facts.setdefault("original_model_type", facts.pop("model_type"))
+    facts["replaced"] = {**before, **replaced}
+    own: Any = type(model.config)
+    config = converted_config(own).from_dict(facts)
+    return converted_model(type(model))(config), state
+
+
+# models of this package
+
+
+def is_own(model: PreTrainedModel) -> bool:
+    """Whether this is a model of this package."""
+    return isinstance(model, SynthesizerPreTrainedModel)
+
+
+def stacks_of(model: PreTrainedModel) -> dict[str, Stack]:
+    """The encoder and the decoder of a model of ours, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
+
+
+class HeadRun(NamedTuple):
+    """Neighbouring heads of one layer that are made in the same way."""
+
+    spec: str
+    heads: range
+    part: Synthesis
+    at: str  # where its weights are, inside the layer
+
+
+def head_runs(attention: SyntheticAttention) -> list[HeadRun]:
+    """The groups of heads of a layer; one, where all are made in the same way."""
+    spec, parts = spec_of_mixer(attention), attention.synthesis
+    if not isinstance(parts, Grouped):
+        return [HeadRun(spec, range(attention.size.num_heads), parts, "synthesis.")]
+    groups = head_groups(parts, attention.size.num_heads)
+    names = [group.rpartition("@")[0] for group in spec.split("|")]
+    return [
+        HeadRun(name, range(at.start, at.stop), unwrapped(group), f"synthesis.groups.{n}.")
+        for n, (name, (group, at)) in enumerate(zip(names, groups, strict=True))
+    ]
+
+
+def _build_own(model: Any, tables: Mapping[str, HeadTables]) -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401
+    """An ordinary Synthesizer, whose spec says which heads are tables.
+
+    dot  ->  relative@1|dot@3       head 0 of a causal layer of four attends by distance
+    """
+    shortest = min((t.max_len for t in tables.values() if t.kind != RELATIVE), default=None)
+    if shortest is not None and shortest < max(model.config.max_len, model.config.decoder_max_len):
+        model = copy.deepcopy(model)  # tables by position end where they were measured
+        lengths = model.config.max_len, model.config.decoder_max_len
+        model.resize(*(min(length, shortest) for length in lengths))
+    config = copy.deepcopy(model.config)
+    facts, state = config.to_dict(), dict(model.state_dict())
+    for name, stack in stacks_of(model).items():
+        key = "decoder_synthesis" if stack.shape.cross else "synthesis"
+        specs = expand_layers(getattr(config, key), len(stack.layers))
+        for index in range(len(specs)):
+            place = f"{name}.layers.{index}.attention"
+            if place in tables:
+                attention = model.get_submodule(place)
+                specs[index] = _put(state, place, attention, stack, tables[place])
+        facts[key] = specs[0] if len(set(specs)) == 1 else ",".join(specs)
+    return type(model)(type(config).from_dict(facts)), state
+
+
+def _put(
+    state: dict[str, Tensor], name: str, attention: Any, stack: Stack, tables: HeadTables  # noqa: ANN401
+) -> str:  # fmt: skip
+    """Change the weights of one layer to those with tables; its spec is returned.
+
+    Dot products and tables are split and joined head by head; groups of any other kind stay whole.
+    """
+    term, new = _term(stack, tables)
+    groups: list[tuple[str, list[dict[str, Tensor]], int]] = []  # spec, weights to join, heads
+    for run in head_runs(attention):
+        keys = [key for key in state if key.startswith(f"{name}.{run.at}")]
+        old = {key.removeprefix(f"{name}.{run.at}"): state.pop(key) for key in keys}
+        if not isinstance(run.part, DotProduct) and run.spec != term:
+            groups.append((run.spec, [old], len(run.heads)))
+            continue
+        for row, head in enumerate(run.heads):
+            spec, rows, at = run.spec, old, row
+            if head in tables.heads:
+                spec, rows, at = term, new, tables.heads.index(head)
+            one = {key: value[at : at + 1] for key, value in rows.items()}
+            if groups and groups[-1][0] == spec:
+                groups[-1] = (spec, [*groups[-1][1], one], groups[-1][2] + 1)
+            else:
+                groups.append((spec, [one], 1))
+    for number, (_, parts, _) in enumerate(groups):
+        inside = "synthesis." if len(groups) == 1 else f"synthesis.groups.{number}."
+        for key in parts[0]:
+            state[f"{name}.{inside}{key}"] = torch.cat([part[key] for part in parts])
+    specs = [f"{spec}@{count}" for spec, _, count in groups]
+    return term if len(groups) == 1 else "|".join(specs)
+
+
+def _term(stack: Stack, tables: HeadTables) -> tuple[str, dict[str, Tensor]]:
+    """The spec of tables in a layer of this stack, and their weights up to its longest sequence."""
+    size = stack.shape.max_len
+    if tables.kind == RELATIVE:
+        offsets, sinks = tables.offsets.detach(), tables.sinks.detach()
+        weights = {"offsets": stretched(offsets, size - tables.max_len), "first": sinks[:, :1]}
+        spec = "relative"
+        if not stack.shape.causal:
+            spec, weights["last"] = "relative:sinks=2", sinks[:, 1:]
+        has_bias = stack.relative is not None or stack.alibi is not None
+        return f"{spec}{':biased=0' * has_bias}", weights
+    at = torch.arange(size, device=tables.table.device)
+    logits = tables.table.detach()[:, :size, :size].clone()
+    biases = (
+        None if stack.relative is None else stack.relative(at, at),
+        None if stack.alibi is None else stack.alibi(at, at, logits.dtype),
+    )
+    for bias in biases:  # the stack will add it again
+        logits -= 0 if bias is None else bias.detach()[0, list(tables.heads)]
+    return "random", {"table": logits}

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer_attention.audit.averages import Average
-from synthesizer_attention.audit.converted import kept_keys
+from synthesizer_attention.audit.converted import Layer, kept_keys
 from synthesizer_attention.audit.examples import (
     METRICS,
     Examples,
@@ -27,7 +27,7 @@ from synthesizer_attention.audit.examples import (
     agreement_statistics,
     run,
 )
-from synthesizer_attention.audit.hook import Hook, Layer
+from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.benchmark.clock import Timing, time_in_turn

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from synthesizer_attention.audit.hook import is_own
+from synthesizer_attention.audit.converted import is_own
 from synthesizer_attention.audit.load import (
     CLASSIFIERS,
     IMAGES,

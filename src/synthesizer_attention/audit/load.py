@@ -25,8 +25,13 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from synthesizer_attention.audit.converted import Converted, converted_model, replaced_before
-from synthesizer_attention.audit.hook import dot_layers, is_own, require_interface
+from synthesizer_attention.audit.converted import (
+    Converted,
+    converted_model,
+    is_own,
+    replaced_before,
+)
+from synthesizer_attention.audit.hook import reachable
 from synthesizer_attention.audit.tables import ABSOLUTE
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.manifest import sha256
@@ -82,10 +87,7 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
             f"{name} holds no weights for {len(missing)} parameters of a {type(model).__name__}, "
             f"such as {missing[0]}; give the folder of a whole model"
         )
-    if is_own(model):
-        dot_layers(model)  # refuses a model that has none
-    else:
-        require_interface(model)
+    reachable(model)
     return model.eval()
 
 

@@ -36,7 +36,7 @@ from synthesizer_attention.audit.examples import (
     pad,
     target_tokens,
 )
-from synthesizer_attention.audit.hook import attention_length
+from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import IMAGES, Reader, reads_targets
 from synthesizer_attention.data.columns import NAMES
 from synthesizer_attention.data.files import File, files_below
@@ -197,7 +197,15 @@ def media_of(
     """What reads the files of a model, and how many tokens its attention makes of one."""
     media = Media(model, reader, metric)
     longest = examples[0] if reader.kind == IMAGES else max(examples, key=_num_samples)
-    length = attention_length(model, media.tuning_inputs([longest]))
+    length, inputs = 0, media.tuning_inputs([longest])
+
+    def look(_: int, weights: Tensor, __: Tensor) -> None:
+        nonlocal length
+        length = max(length, weights.shape[-1])
+
+    with Hook(model) as hook:
+        hook.discover(inputs)
+        hook.read([inputs], look)
     config: Any = model.config.get_text_config(decoder=True)
     known = getattr(config, "max_target_positions", None)
     known = known or getattr(config, "max_position_embeddings", None)

@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from synthesizer_attention.audit.converted import Layer
 from synthesizer_attention.audit.examples import METRICS
-from synthesizer_attention.audit.hook import Layer
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.manifest import sha256
 from synthesizer_attention.run.run import append_line, write_text

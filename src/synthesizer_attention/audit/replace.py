@@ -139,7 +139,13 @@ def replace_attention(
     transformers = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         return _replace_in_pretrained(model, spec, max_len, layers, fresh=fresh)
-    found = {name: (holder, attribute) for name, holder, attribute in _self_attentions(model)}
+    found = {
+        f"{name}.{attribute}".lstrip("."): (holder, attribute)
+        for name, holder in model.named_modules()
+        for attribute, child in holder.named_children()
+        if isinstance(child, nn.MultiheadAttention)
+        and (attribute == "self_attn" or not isinstance(holder, nn.TransformerDecoderLayer))
+    }
     names = choose_layers(list(found), layers, type(model).__name__)
     built = []  # all before the first is put in: an error leaves the model as it was
     for name in names:
@@ -172,24 +178,16 @@ def choose_layers(found: Sequence[str], layers: Iterable[int] | None, model: str
 
 
 @torch.no_grad()
-def silence(part: Synthesis, spec: str) -> None:
-    """Set what makes the logits of a part zero; what it is multiplied by still learns."""
-    if not part.zeroed:
-        raise UserError(
-            f"{type(part).__name__} in synthesis {spec!r} cannot start at zero, so that the old "
-            "function cannot be kept; give fresh=True"
-        )
-    for name in part.zeroed:
-        getattr(part, name).zero_()
-
-
-def _self_attentions(model: nn.Module) -> Iterable[tuple[str, nn.Module, str]]:
-    """(name, holder, attribute) of every attention but a decoder layer's to its memory."""
-    for name, holder in model.named_modules():
-        for attribute, child in holder.named_children():
-            across = isinstance(holder, nn.TransformerDecoderLayer) and attribute != "self_attn"
-            if isinstance(child, nn.MultiheadAttention) and not across:
-                yield f"{name}.{attribute}".lstrip("."), holder, attribute
+def silence(parts: Iterable[Synthesis], spec: str) -> None:
+    """Set to zero what makes the logits of parts; what it is multiplied by still learns."""
+    for part in parts:
+        if not part.zeroed:
+            raise UserError(
+                f"{type(part).__name__} in synthesis {spec!r} cannot start at zero, so that the "
+                "old function cannot be kept; give fresh=True"
+            )
+        for name in part.zeroed:
+            getattr(part, name).zero_()
 
 
 @torch.no_grad()
@@ -225,9 +223,7 @@ def _start_group(group: Synthesis, wq: Tensor, wk: Tensor, spec: str) -> Tensor:
             f"synthesis {spec!r} holds {len(dots)} dot products in one mixture, and the old "
             "function is one; give fresh=True"
         )
-    for part in parts:
-        if part is not dots[0]:
-            silence(part, spec)
+    silence((part for part in parts if part is not dots[0]), spec)
     dots[0].wq.copy_(wq * scale)
     dots[0].wk.copy_(wk * scale)
     return torch.full((len(wq),), scale)
@@ -363,24 +359,18 @@ def dot_logits(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor
     return logits if softcap is None else (logits / softcap).tanh() * softcap
 
 
-def _silence(logits: SynthesizedLogits, spec: str) -> None:
-    """Where the layer keeps its dot product, let the other parts start at zero."""
-    for part in logits.parts if logits.has_dot else ():
-        silence(part, spec)
-
-
 def _replace_in_pretrained(
     model: Any, spec: str, max_len: int, layers: Iterable[int] | None, *, fresh: bool  # noqa: ANN401
 ) -> list[str]:  # fmt: skip
     from synthesizer_attention.audit import converted  # which needs transformers
-    from synthesizer_attention.audit.hook import is_cross, require_interface
+    from synthesizer_attention.audit.hook import is_cross, reachable
 
-    require_interface(model)
+    reachable(model)
     base = model.base_model
     found = [
         name
         for name, module in base.named_modules()
-        if converted.has_projections(module) and not is_cross(name, module)
+        if converted.layout_of(module) and not is_cross(name, module)
     ]
     names = choose_layers(found, layers, type(model).__name__)
     before = converted.replaced_before(model)
@@ -398,21 +388,26 @@ def _replace_in_pretrained(
         heads = [] if has_dot else list(range(sizes["num_heads"]))
         replaced[name] = {"spec": spec, "heads": heads, **sizes, "max_len": max_len}
     for name, facts in replaced.items():
-        if not fresh:  # what cannot start at the old function is refused before anything changes
-            _silence(SynthesizedLogits(facts), spec)
+        if has_dot and not fresh:  # refuses, before anything changes, what cannot start at zero
+            silence(SynthesizedLogits(facts).parts, spec)
         attention = base.get_submodule(name)
         weight = next(attention.parameters())
         state = {f"own.{key}": value for key, value in attention.state_dict().items()}
-        state = converted.narrowed_state(state, "", {"own": facts})
+        state = converted.narrowed_state(state, "", {"own": facts}, {})
         converted.narrow_attention(attention, facts)
         attention.load_state_dict(
             {key.removeprefix("own."): value for key, value in state.items()}, strict=False
         )
         if fresh:
             attention.apply(model._init_weights)
-        else:
-            _silence(attention.synthesized, spec)
+        elif has_dot:
+            silence(attention.synthesized.parts, spec)
         attention.to(device=weight.device, dtype=weight.dtype)
-    converted.become_converted(model, replaced)
+    config = model.config
+    if not before:
+        twin = converted.converted_model(type(model))
+        config.original_model_type, config.replaced = config.model_type, {}
+        config.__class__, model.__class__ = twin.config_class, twin
+    config.replaced = {**config.replaced, **replaced}
     model.set_attn_implementation(converted.NAME)
     return names

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 
 import synthesizer_attention
 from synthesizer_attention.audit.averages import Average, explain, measure_averages
-from synthesizer_attention.audit.convert import build_converted
-from synthesizer_attention.audit.converted import replaced_before
+from synthesizer_attention.audit.converted import Layer, build_converted, replaced_before
 from synthesizer_attention.audit.cost import (
     LENGTHS,
     Auditor,
@@ -47,7 +46,7 @@ from synthesizer_attention.audit.examples import (
     guess_metric,
     read_examples,
 )
-from synthesizer_attention.audit.hook import Hook, Layer, cause, is_own, other_layers, tables_before
+from synthesizer_attention.audit.hook import Hook, cause, other_layers, tables_before
 from synthesizer_attention.audit.load import (
     IMAGES,
     TEXTS,
@@ -161,15 +160,7 @@ def read_subject(asked: Asked) -> Subject:
             fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
             files = judging
     parts = (fit, rank, judge)
-    return Subject(model, reader.kind, metric, max_len, *parts, files, _left(model), weights)
-
-
-def _left(model: PreTrainedModel) -> dict[str, str]:
-    """Layers that are no dot product and are left as they are, by name, and their specs."""
-    if is_own(model):
-        return other_layers(model)
-    before = replaced_before(model).items()
-    return {name: str(facts["spec"]) for name, facts in before if "spec" in facts}
+    return Subject(model, reader.kind, metric, max_len, *parts, files, other_layers(model), weights)
 
 
 def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
