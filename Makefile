@@ -46,7 +46,7 @@ torture: $(VENV)/ready
 
 hf-suite: $(VENV)/ready
 	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) parameterized
-	OMP_NUM_THREADS=1 $(BIN)/python tests/hugging_face_suite.py $(TRANSFORMERS)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/hugging_face_suite.py $(TRANSFORMERS)
 
 # The venv is made without pip and filled from outside, so Debian's python3 needs no python3-venv.
 $(VENV)/ready: pyproject.toml constraints.txt

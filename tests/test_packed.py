@@ -11,7 +11,7 @@ from synthesizer_attention.models import (
     SynthesizerForCausalLM,
     SynthesizerModel,
 )
-from synthesizer_attention.models.packed import find_packing
+from synthesizer_attention.models.backbone import find_packing
 
 LENGTHS = [3, 5, 1, 4]
 SPECS = ["dot", "random", "dense", "random+dot", "factorized_random", "none", "lightconv:kernel=3"]

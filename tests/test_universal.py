@@ -53,7 +53,7 @@ def token_by_token(stack, x, context):
     counts, remainders = [0] * length, [0.0] * length
     for step in range(stack.num_steps):
         place = sinusoids(torch.arange(length), 12).to(x.dtype)
-        new = stack.layers[0](state + place + stack.signals.weight[step], context).x
+        new = stack.layers[0](state + place + stack.signals.weight[step], context)[0]
         rows = []
         for i in range(length):
             if halted[i]:
@@ -288,7 +288,7 @@ def test_at_a_fixed_depth_the_output_is_the_state_after_the_last_step():
     state = x
     for step in range(3):
         place = sinusoids(torch.arange(9), 12).to(x.dtype)
-        state = stack.layers[0](state + place + stack.signals.weight[step], context).x
+        state = stack.layers[0](state + place + stack.signals.weight[step], context)[0]
     output = stack(x, context)
     torch.testing.assert_close(output.x, stack.stack.norm(state), **CLOSE)
     assert output.num_steps.tolist() == [3]

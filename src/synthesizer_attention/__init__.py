@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from synthesizer_attention.attention.synthesis import Size, Synthesis
     from synthesizer_attention.audit.replace import replace_attention
     from synthesizer_attention.models.backbone import SynthesizerModel
-    from synthesizer_attention.models.cache import SynthesizerCache
     from synthesizer_attention.models.config import SynthesizerConfig
+    from synthesizer_attention.models.generation import SynthesizerCache
     from synthesizer_attention.models.heads import (
         SynthesizerForCausalLM,
         SynthesizerForConditionalGeneration,
@@ -44,7 +44,7 @@ _HOME = {
     "replace_attention": "audit.replace",
     "BASELINES": "attention.baselines",
     "build_mixer": "attention.baselines",
-    "SynthesizerCache": "models.cache",
+    "SynthesizerCache": "models.generation",
     "SynthesizerConfig": "models",
     "SynthesizerModel": "models",
     "SynthesizerForCausalLM": "models",

@@ -51,10 +51,9 @@ from synthesizer_attention.audit.tables import (
     sink_slots,
 )
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
-from synthesizer_attention.models.cache import ValueLayer
+from synthesizer_attention.models.backbone import Kept, SynthesizerPreTrainedModel
 from synthesizer_attention.models.config import CONVERTED
-from synthesizer_attention.models.kept import Kept
+from synthesizer_attention.models.generation import ValueLayer
 from synthesizer_attention.models.layers import Stack
 from synthesizer_attention.spec import expand_layers
 from synthesizer_attention.untrusted import listed

@@ -31,7 +31,7 @@ from synthesizer_attention.attention.synthesis import (
     Synthesis,
 )
 from synthesizer_attention.kernels.cpu import RUNTIME, Kernel, in_use
-from synthesizer_attention.models.cache import ValueLayer
+from synthesizer_attention.models.generation import ValueLayer
 from synthesizer_attention.models.layers import FeedForward, Layer, Positions, Stack, first_angles
 
 MOST_PARTS = 4

@@ -1,12 +1,23 @@
-"""The body of every model: embeddings, an encoder and a decoder, in Hugging Face's terms."""
+"""The body of every model: embeddings, an encoder and a decoder, in Hugging Face's terms.
 
-from dataclasses import replace
-from typing import NamedTuple
+Rows may hold several sequences, as training without padding packs them: positions that start again
+at 0 say where one begins, and cu_seq_lens_q, its ends in a row, says the same. Each sequence then
+goes through the layers in a row of its own, and its states return to where it lay.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqModelOutput,
+)
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -17,40 +28,46 @@ from synthesizer_attention.attention.masks import (
     check_mask,
     check_tensor,
     is_readable,
+    is_transformed,
     locate,
     real_tokens,
     too_long,
 )
 from synthesizer_attention.attention.synthesis import Size, Synthesis
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.models.cache import SynthesizerCache, encoder_decoder_cache
+from synthesizer_attention.manifest import MANIFEST, find_damage
 from synthesizer_attention.models.config import SynthesizerConfig
-from synthesizer_attention.models.kept import Kept
-from synthesizer_attention.models.layers import (
-    Context,
-    RelativeBias,
-    Stack,
-    StackOutput,
-)
-from synthesizer_attention.models.outputs import Seq2SeqStatesOutput, StatesOutput
-from synthesizer_attention.models.packed import (
-    NAMES,
-    Packing,
-    find_packing,
-    packed_positions,
-    refuse_packed,
-)
+from synthesizer_attention.models.generation import SynthesizerCache, new_cache
+from synthesizer_attention.models.layers import Context, RelativeBias, Stack, StackOutput
 from synthesizer_attention.models.universal import Halting, UniversalStack, build_stack
 from synthesizer_attention.spec import NONE, expand_layers
 
 DRAW_THEMSELVES = (
-    Synthesis,
-    *BASELINES.values(),
-    RelativeBias,
-    Halting,
-    nn.LayerNorm,
-    nn.RMSNorm,
+    *(Synthesis, *BASELINES.values(), RelativeBias, Halting),
+    *(nn.LayerNorm, nn.RMSNorm),
 )
+CUMULATIVE = ("cu_seq_lens_q", "cu_seq_lens_k")
+PACKING = (*CUMULATIVE, "max_length_q", "max_length_k", "seq_idx")
+"""What Hugging Face's and TRL's collators call sequences that share a row."""
+
+ADVICE = "give each sequence a row of its own (packing=False, padding_free=False)"
+
+
+@dataclass
+class StatesOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """Of one stack, and how deep a universal one went."""
+
+    num_steps: Tensor | None = None  # (B,), steps that an example's real tokens took on average
+    ponder_cost: Tensor | None = None  # (B,), what they cost, as it enters the loss in training
+
+
+@dataclass
+class Seq2SeqStatesOutput(Seq2SeqModelOutput):
+    """Of an encoder and a decoder; the cost is of both."""
+
+    num_steps: Tensor | None = None
+    encoder_num_steps: Tensor | None = None
+    ponder_cost: Tensor | None = None
 
 
 class Wanted(NamedTuple):
@@ -59,6 +76,31 @@ class Wanted(NamedTuple):
     cache: bool
     attentions: bool
     states: bool
+
+
+class Kept(PreTrainedModel):
+    """A model whose folder is compared with its manifest.json, where it has one."""
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any  # noqa: ANN401
+    ) -> Self:  # fmt: skip
+        """As transformers does; files that are not as they were written are refused."""
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
+        damage = find_damage(folder, ("",))
+        if damage is not None:
+            raise UserError(
+                f"{folder}: {damage}; restore it from a copy, or write the folder again by "
+                "synthesizer convert (if you changed the file yourself, delete "
+                f"{MANIFEST})"
+            )
+        loaded: Self = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return loaded
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """As transformers does; what a manifest there says of other files is void."""
+        Path(save_directory, MANIFEST).unlink(missing_ok=True)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class SynthesizerPreTrainedModel(Kept):
@@ -107,14 +149,14 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         config = self.config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         specs = expand_layers(config.synthesis, config.num_layers)
-        first = build_stack(config.encoder_shape(), specs)
+        first = build_stack(config.shape(), specs)
         if config.kind == "decoder":
             self.decoder = first
         else:
             self.encoder = first
         if config.kind == "encoder_decoder":
             specs = expand_layers(config.decoder_synthesis, config.num_decoder_layers)
-            self.decoder = build_stack(config.decoder_shape(), specs)
+            self.decoder = build_stack(config.shape(cross=True), specs)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -146,7 +188,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
     ) -> BaseModelOutput | Seq2SeqStatesOutput:
         if packing:
             tokens = input_ids if inputs_embeds is None else inputs_embeds
-            position_ids = self._read_packing(packing, position_ids, tokens)
+            position_ids = packed_positions(self.config.kind, packing, position_ids, tokens)
+        for name in packing:
+            message = f"SynthesizerModel.forward() got an unexpected keyword argument '{name}'"
+            raise TypeError(message)
         wanted = self._wanted(use_cache, output_attentions, output_hidden_states)
         given = decoder_input_ids is not None or decoder_inputs_embeds is not None
         if self.config.kind == "encoder_decoder" and not given:
@@ -181,29 +226,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             ponder_cost=torch.stack(known).sum(0) if known else None,
         )
 
-    def _read_packing(
-        self, packing: dict[str, object], position_ids: Tensor | None, tokens: Tensor | None
-    ) -> Tensor | None:
-        """The position_ids that cu_seq_lens_q and its like say."""
-        unknown = [name for name in packing if name not in NAMES]
-        if unknown:
-            raise TypeError(
-                f"SynthesizerModel.forward() got an unexpected keyword argument '{unknown[0]}'"
-            )
-        if self.config.kind != "decoder" or tokens is None:
-            refuse_packed(packing)
-            return position_ids
-        return packed_positions(packing, position_ids, *tokens.shape[:2])
-
     def _encode(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        wanted: Wanted,
+        self, x: Tensor, mask: Tensor | None, position_ids: Tensor | None, wanted: Wanted
     ) -> BaseModelOutput:
-        attention_mask = _as_booleans(attention_mask)
-        context = self._context(self.encoder, x, attention_mask, position_ids, 0, wanted)
+        context = self._context(self.encoder, x, _as_booleans(mask), position_ids, 0, wanted)
         return _as_output(self.encoder(x, context), wanted, None)
 
     def _decode(
@@ -228,10 +254,14 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             if packing is not None:
                 return self._decode_packed(x, packing, cache, wanted)
         if cache is None and wanted.cache:
-            new = SynthesizerCache if memory is None else encoder_decoder_cache
-            cache = new(self.decoder.num_steps)
+            cache = new_cache(self.decoder.num_steps, memory is not None)
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        past = 0 if own is None else _past_of(own)
+        if own is not None and not isinstance(own, SynthesizerCache):
+            raise UserError(
+                f"past_key_values is a {type(own).__name__}, which cannot leave keys out; "
+                "pass a SynthesizerCache, or nothing and use_cache=True"
+            )
+        past = 0 if own is None else own.get_seq_length()
         context = self._context(self.decoder, x, attention_mask, position_ids, past, wanted)
         if own is not None:
             context = replace(context, caches=own.layers)
@@ -244,7 +274,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         return _as_output(self.decoder(x, context), wanted, cache)
 
     def _decode_packed(
-        self, x: Tensor, packing: Packing, cache: Cache | None, wanted: Wanted
+        self, x: Tensor, packing: "Packing", cache: Cache | None, wanted: Wanted
     ) -> StatesOutput:
         """Decode sequences that share rows as if each had its own; there is no cache of them."""
         unfit = {
@@ -252,12 +282,11 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
             "output_attentions": wanted.attentions,
             "a universal model": isinstance(self.decoder, UniversalStack),
         }
-        for what, is_asked in unfit.items():
-            if is_asked:
-                raise UserError(
-                    f"position_ids start again within a row: {what} cannot hold several sequences "
-                    "in one; give each a row of its own"
-                )
+        for what in [name for name, is_asked in unfit.items() if is_asked]:
+            raise UserError(
+                f"position_ids start again within a row: {what} cannot hold several sequences "
+                "in one; give each a row of its own"
+            )
         wanted = wanted._replace(cache=False)
         output = self._decode(packing.split(x), packing.mask, None, None, wanted)
         output.last_hidden_state = packing.join(output.last_hidden_state)
@@ -269,7 +298,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         self,
         stack: Stack | UniversalStack,
         x: Tensor,
-        attention_mask: Tensor | None,
+        mask: Tensor | None,
         position_ids: Tensor | None,
         past: int,
         wanted: Wanted,
@@ -277,24 +306,21 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         num_keys = past + x.shape[1]
         if num_keys > stack.shape.max_len and not stack.any_length:
             raise too_long(num_keys, stack.shape.max_len)
-        if attention_mask is not None:
-            check_mask(attention_mask, x.shape[0], num_keys)
-        mask = None if attention_mask is None else _unless_all_real(attention_mask)
+        if mask is not None:
+            check_mask(mask, x.shape[0], num_keys)
+            mask = _unless_all_real(mask)
         counted = positions = locate(mask, None, num_keys, x.device)
         if position_ids is not None:
             positions = _reconcile(position_ids, counted, mask, past)
         inputs = Inputs(mask, None if positions is counted else positions)
         return Context(inputs, positions, keep_weights=wanted.attentions)
 
-    def _embed(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, side: str = ""
-    ) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
+    def _embed(self, ids: Tensor | None, embeds: Tensor | None, side: str = "") -> Tensor:
+        if (ids is None) == (embeds is None):
             raise UserError(f"give {side}input_ids or {side}inputs_embeds, and not both")
-        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-        check_tensor(f"{side}{name}", input_ids if inputs_embeds is None else inputs_embeds)
-        x = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
-        return x * self.config.d_model**0.5
+        name = "input_ids" if embeds is None else "inputs_embeds"
+        check_tensor(f"{side}{name}", ids if embeds is None else embeds)
+        return (self.embedding(ids) if embeds is None else embeds) * self.config.d_model**0.5
 
     def _wanted(self, cache: bool | None, attentions: bool | None, states: bool | None) -> Wanted:
         config = self.config
@@ -330,20 +356,9 @@ class EncoderOf(nn.Module):
 
 
 def _specs_of(stack: Stack | UniversalStack) -> str:
-    specs = [
-        NONE if layer.attention is None else spec_of_mixer(layer.attention)
-        for layer in stack.layers
-    ]
+    mixers = [layer.attention for layer in stack.layers]
+    specs = [NONE if mixer is None else spec_of_mixer(mixer) for mixer in mixers]
     return specs[0] if len(set(specs)) == 1 else ",".join(specs)
-
-
-def _past_of(cache: Cache) -> int:
-    if not isinstance(cache, SynthesizerCache):
-        raise UserError(
-            f"past_key_values is a {type(cache).__name__}, which cannot leave keys out; "
-            "pass a SynthesizerCache, or nothing and use_cache=True"
-        )
-    return cache.get_seq_length()
 
 
 def _as_booleans(attention_mask: Tensor | None) -> Tensor | None:
@@ -356,9 +371,8 @@ def _as_booleans(attention_mask: Tensor | None) -> Tensor | None:
 
 def _unless_all_real(attention_mask: Tensor) -> Tensor | None:
     """Drop a mask that hides nothing, where it may be asked."""
-    if not is_readable(attention_mask):
-        return attention_mask
-    return None if bool(attention_mask.all()) else attention_mask
+    is_known = is_readable(attention_mask)
+    return None if is_known and bool(attention_mask.all()) else attention_mask
 
 
 def _reconcile(
@@ -366,9 +380,8 @@ def _reconcile(
 ) -> Tensor:
     """Choose the positions of all keys: those given for x, unless the mask counts the same."""
     num_queries = counted.shape[-1] - past
-    here = counted[..., past:]
     if is_readable(position_ids):
-        differs = position_ids != here
+        differs = position_ids != counted[..., past:]
         if attention_mask is not None:
             differs = differs & attention_mask[:, past:].bool()
         if not bool(differs.any()):
@@ -382,12 +395,110 @@ def _reconcile(
 
 
 def _as_output(output: StackOutput, wanted: Wanted, cache: Cache | None) -> StatesOutput:
+    has_memory = wanted.attentions and output.cross_weights[0] is not None
     return StatesOutput(
         last_hidden_state=output.x,
         past_key_values=cache,
         hidden_states=tuple(output.states) if wanted.states else None,
         attentions=tuple(output.weights) if wanted.attentions else None,
-        cross_attentions=tuple(output.cross_weights) if wanted.attentions else None,
+        cross_attentions=tuple(output.cross_weights) if has_memory else None,
         num_steps=output.num_steps,
         ponder_cost=output.ponder_cost,
     )
+
+
+class Packing(NamedTuple):
+    """Where the N sequences of a batch (B, S) lie, one behind the other."""
+
+    starts: Tensor  # (B, S), True where a sequence begins
+    taken: Tensor  # (N, longest), False behind the end of a sequence
+    mask: Tensor  # the same, False also at tokens that attention_mask hides
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, S, D) -> (N, longest, D), each sequence in a row of its own."""
+        rows = x.new_zeros(*self.taken.shape, x.shape[-1])
+        rows[self.taken] = x.flatten(0, 1)
+        return rows
+
+    def join(self, rows: Tensor) -> Tensor:
+        """(N, longest, D) -> (B, S, D)."""
+        return rows[self.taken].unflatten(0, self.starts.shape)
+
+
+def find_packing(
+    position_ids: Tensor, attention_mask: Tensor | None, batch: int, length: int
+) -> Packing | None:
+    """How rows are packed; None where each is one sequence, or positions are not 0, 1, 2, ..."""
+    if length < 2 or position_ids.shape[-1] != length:
+        return None
+    if attention_mask is not None and attention_mask.shape != (batch, length):
+        return None  # it counts cached tokens, too, or will be refused
+    positions = position_ids.expand(batch, length)
+    starts = positions == 0
+    if not is_readable(position_ids):
+        # A compiled graph refuses what it cannot split: its shapes do not depend on values.
+        if not (torch.compiler.is_exporting() or starts.is_meta or is_transformed()):
+            again = starts[:, 1:]
+            if attention_mask is not None:
+                again = again & attention_mask[:, 1:].bool() & attention_mask[:, :-1].bool()
+            torch._assert_async(
+                ~again.any(),
+                "position_ids start again within a row: a compiled model takes no packed ones; "
+                f"{ADVICE}",
+            )
+        return None
+    follows = positions[:, 1:] == positions[:, :-1] + 1
+    if not bool(starts[:, 1:].any() & (starts[:, 1:] | follows).all()):
+        return None
+    real = torch.ones_like(starts) if attention_mask is None else attention_mask.bool()
+    counted = locate(attention_mask, None, length, positions.device)
+    if bool(((positions == counted) | ~real).all()):  # padding alone is at position 0 again
+        return None
+    if not bool(starts[:, 0].all()):
+        raise UserError(
+            f"position_ids begin at {int(positions[:, 0].max())} and start again at 0 within a "
+            "row; have each sequence of it begin at 0"
+        )
+    begins = starts.flatten().nonzero()[:, 0]
+    lengths = begins.diff(append=begins.new_tensor([starts.numel()]))
+    taken = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+    mask = taken.clone()
+    mask[taken] = real.flatten()
+    return Packing(starts, taken, mask)
+
+
+def packed_positions(
+    kind: str | None, options: Any, position_ids: Tensor | None, tokens: Tensor | None  # noqa: ANN401
+) -> Tensor | None:  # fmt: skip
+    """Take from a call's options what says how a row is packed, as position_ids (1, S)."""
+    said = {name: options.pop(name, None) for name in PACKING}
+    ends, key_ends = (said[name] for name in CUMULATIVE)
+    names = [name for name in PACKING if said[name] is not None]
+    if names and (kind != "decoder" or tokens is None):
+        raise UserError(
+            f"{names[0]} says that a row holds several packed sequences, which only a causal "
+            f"language model keeps apart; {ADVICE}"
+        )
+    if tokens is None or not names or (position_ids is not None and ends is None):
+        return position_ids
+    if ends is None:
+        raise UserError(
+            f"{names[0]} says that a row holds several sequences, and not where they begin; give "
+            "cu_seq_lens_q, or position_ids that start again at 0"
+        )
+    if key_ends is not None and not (isinstance(key_ends, Tensor) and torch.equal(ends, key_ends)):
+        raise UserError(
+            "cu_seq_lens_q and cu_seq_lens_k differ, as for keys of a cache in pages, which a "
+            f"Synthesizer does not have; {ADVICE}"
+        )
+    (batch, length), rising = tokens.shape[:2], bool((ends.diff() > 0).all())
+    if batch != 1 or not rising or (int(ends[0]), int(ends[-1])) != (0, length):
+        raise UserError(
+            f"cu_seq_lens_q runs from {int(ends[0])} to {int(ends[-1])} over {batch} rows of "
+            f"{length} tokens; expected one row, and numbers that rise from 0 to its length"
+        )
+    slots = torch.arange(length, device=ends.device)
+    positions = (slots - ends[:-1].repeat_interleave(ends.diff()))[None]
+    if position_ids is not None and not torch.equal(position_ids.expand(1, length), positions):
+        raise UserError("position_ids and cu_seq_lens_q disagree; leave one of them out")
+    return positions

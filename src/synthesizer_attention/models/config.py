@@ -1,6 +1,7 @@
 """SynthesizerConfig: every choice that makes a model, as Hugging Face keeps it."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -32,6 +33,8 @@ KINDS = {  # and the class of Hugging Face that opens each
     "encoder_decoder": "AutoModelForSeq2SeqLM",
 }
 POOLINGS = ("cls", "mean")
+OF_STACK = ("max_len", "causal", "cross", "halt_at")  # what a Shape does not take from a config
+SHARED = [field.name for field in fields(Shape) if field.name not in OF_STACK]
 
 
 @strict
@@ -117,11 +120,16 @@ class SynthesizerConfig(PreTrainedConfig):
         return cls(**{**PRESETS[name], **changes})
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
-        _refuse_foreign_code(kwargs)
+        for key in ("attn_implementation", "_attn_implementation", "auto_map"):
+            named = kwargs.get(key)
+            if isinstance(named, dict) or "/" in str(named):  # transformers would fetch and run it
+                raise UserError(
+                    f"config.json has {key} {named!r}, which names code of others; a synthesizer "
+                    "needs none: remove the key"
+                )
         specs = (self.synthesis, self.decoder_synthesis)
         require_registered(specs, self.imports or ())
-        self._check_choices()
-        self._check_universal()
+        self._check()
         self.imports = modules_of(",".join(filter(None, specs))) or None
         self.num_decoder_layers = self.num_decoder_layers or self.num_layers
         self.decoder_max_len = self.decoder_max_len or self.max_len
@@ -151,31 +159,14 @@ class SynthesizerConfig(PreTrainedConfig):
             return self
         return type(self).from_dict({**self.to_dict(), "kind": kind})
 
-    def encoder_shape(self) -> Shape:
-        """What the encoder, or the only stack, is built from."""
-        return self._shape(self.max_len, causal=self.kind == "decoder")
-
-    def decoder_shape(self) -> Shape:
-        """What the decoder of an encoder-decoder is built from."""
-        return self._shape(self.decoder_max_len, causal=True, cross=True)
-
-    def _shape(self, max_len: int, *, causal: bool, cross: bool = False) -> Shape:
+    def shape(self, *, cross: bool = False) -> Shape:
+        """What the encoder or the only stack is built from; cross: an encoder-decoder's decoder."""
+        same = {name: getattr(self, name) for name in SHARED}
         return Shape(
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_ff=self.d_ff,
-            max_len=max_len,
-            causal=causal,
-            window=self.window,
-            equal_qk_init=self.equal_qk_init,
+            **same,
+            max_len=self.decoder_max_len if cross else self.max_len,
+            causal=cross or self.kind == "decoder",
             cross=cross,
-            norm=self.norm,
-            norm_position=self.norm_position,
-            activation=self.activation,
-            positions=self.positions,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            universal=self.universal,
             halt_at=None if self.fixed_depth else 1 - self.halting_epsilon,
         )
 
@@ -183,28 +174,27 @@ class SynthesizerConfig(PreTrainedConfig):
     def layers_without_bias(self) -> dict[str, int]:
         """Layers of each stack that have no logits for the bias of positions to act on."""
         kinds = parse_positions(self.positions)
-        acts = has_logits if kinds.relative or kinds.alibi else lambda layer: True
-        return self._count_layers(lambda layer: layer != NONE and not acts(layer))
+        if not (kinds.relative or kinds.alibi):
+            return {}
+        return self._count_layers(lambda spec: not has_logits(spec))
 
     @property
     def layers_without_rotary(self) -> dict[str, int]:
         """Layers of each stack that have no dot product for rotary positions to turn."""
         if parse_positions(self.positions).rotary is None:
             return {}
-        return self._count_layers(
-            lambda layer: layer != NONE and "dot" not in [term.name for term in parse_spec(layer)]
-        )
+        return self._count_layers(lambda spec: "dot" not in [t.name for t in parse_spec(spec)])
 
     def _count_layers(self, counts: Callable[[str], bool]) -> dict[str, int]:
-        """How many layers of each stack are so, where any is."""
+        """How many layers of each stack have an attention for which this holds, where any has."""
         stacks = {"decoder" if self.kind == "decoder" else "encoder": self.synthesis}
         if self.kind == "encoder_decoder":
             stacks["decoder"] = self.decoder_synthesis
         depths = {"encoder": self.num_layers, "decoder": self.num_decoder_layers}
-        found = {
-            stack: sum(map(counts, expand_layers(spec, depths[stack])))
-            for stack, spec in stacks.items()
-        }
+        found = {}
+        for stack, spec in stacks.items():
+            layers = [layer for layer in expand_layers(spec, depths[stack]) if layer != NONE]
+            found[stack] = sum(map(counts, layers))
         return {stack: count for stack, count in found.items() if count}
 
     def _settle(self, spec: str, num_layers: int, max_len: int, *, causal: bool) -> str:
@@ -219,7 +209,21 @@ class SynthesizerConfig(PreTrainedConfig):
             settled.append(item + repeat)
         return ",".join(settled)
 
-    def _check_universal(self) -> None:
+    def _check(self) -> None:
+        choices = {
+            "norm": tuple(NORMS),
+            "norm_position": NORM_POSITIONS,
+            "activation": tuple(ACTIVATIONS),
+            "pooling": POOLINGS,
+            "kind": (None, *KINDS),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                named = ", ".join(str(choice) for choice in allowed if choice)
+                raise UserError(f"{name}={getattr(self, name)!r}; choose from {named}")
+        rotary = parse_positions(self.positions).rotary
+        if rotary is not None:
+            Rotary(rotary, self.d_model // self.num_heads)  # refuses heads too narrow to turn
         if not self.universal:
             for name in ("halting_epsilon", "ponder_cost", "fixed_depth"):
                 if getattr(self, name) != getattr(type(self), name):
@@ -241,33 +245,6 @@ class SynthesizerConfig(PreTrainedConfig):
         if not 0 < self.halting_epsilon < 1:
             raise UserError(f"halting_epsilon={self.halting_epsilon}; choose it between 0 and 1")
 
-    def _check_choices(self) -> None:
-        choices = {
-            "norm": tuple(NORMS),
-            "norm_position": NORM_POSITIONS,
-            "activation": tuple(ACTIVATIONS),
-            "pooling": POOLINGS,
-            "kind": (None, *KINDS),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                named = ", ".join(str(choice) for choice in allowed if choice)
-                raise UserError(f"{name}={getattr(self, name)!r}; choose from {named}")
-        rotary = parse_positions(self.positions).rotary
-        if rotary is not None:
-            Rotary(rotary, self.d_model // self.num_heads)  # refuses heads too narrow to turn
-
-
-def _refuse_foreign_code(values: dict[str, Any]) -> None:
-    """A config.json may name code of others, which transformers would fetch and run."""
-    for key in ("attn_implementation", "_attn_implementation", "auto_map"):
-        named = values.get(key)
-        if isinstance(named, dict) or "/" in str(named):
-            raise UserError(
-                f"config.json has {key} {named!r}, which names code of others; a synthesizer needs "
-                "none: remove the key"
-            )
-
 
 class ConvertedConfig(PreTrainedConfig):
     """What a folder of a converted model says; audit/ makes the architecture's own class of it."""
@@ -276,11 +253,9 @@ class ConvertedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401
-        from synthesizer_attention.audit.converted import (
-            read_config,  # the one hook for what audit/ makes
-        )
+        from synthesizer_attention.audit import converted  # the one hook for what audit/ makes
 
-        return read_config(config_dict, **kwargs)
+        return converted.read_config(config_dict, **kwargs)
 
 
 AutoConfig.register(CONVERTED, ConvertedConfig, exist_ok=True)

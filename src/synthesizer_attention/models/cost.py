@@ -1,7 +1,7 @@
 """What a model costs: parameters by part, arithmetic and memory per token."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
@@ -12,8 +12,8 @@ from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
 
 PARTS = {
-    "synthesis": "attention logits",
     "cross": "cross-attention",
+    "synthesis": "attention logits",
     "attention": "attention values and output",
     "feed_forward": "feed-forward",
     "embedding": "embedding",
@@ -27,7 +27,9 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     """Trained parameters in total and by part, tied ones once."""
     counts = {"total": 0}
     for name, parameter in model.named_parameters():
-        part = _part_of(name)
+        words = name.split(".")
+        found = [part for word, part in PARTS.items() if word in words]
+        part = "norms" if "norm" in name else next(iter(found), "positions")
         counts["total"] += parameter.numel()
         counts[part] = counts.get(part, 0) + parameter.numel()
     return counts
@@ -38,8 +40,7 @@ def unread_parameters(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if isinstance(module, SyntheticAttention):
-            tables = [part for part in module.synthesis.modules() if isinstance(part, Random)]
-            for table in tables:
+            for table in [part for part in module.synthesis.modules() if isinstance(part, Random)]:
                 length = table.table.shape[-1]
                 reach = min(module.window or length, length)
                 seen = sum(min(row + 1, reach) for row in range(length))  # itself and before
@@ -54,12 +55,17 @@ def flops_per_token(config: SynthesizerConfig) -> float:
     Counted on the plain path: the counter does not see into fused kernels.
     """
     model = sketch(config).requires_grad_(False)  # the counter hooks gradients, if there are any
-    inputs = _longest(config)
-    tokens = sum(tensor.shape[1] for tensor in inputs.values() if tensor.dim() == 2)
+    lengths = {"input_ids": config.max_len}
+    if config.kind == "encoder_decoder":
+        lengths["labels"] = config.decoder_max_len
+    inputs = {
+        name: torch.zeros(1, length, dtype=torch.long, device="meta")
+        for name, length in lengths.items()
+    }
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         model(**inputs)
-    return counter.get_total_flops() / tokens
+    return counter.get_total_flops() / sum(lengths.values())
 
 
 def cache_bytes_per_token(config: SynthesizerConfig) -> int | None:
@@ -84,23 +90,3 @@ def _cache_bytes(config: SynthesizerConfig, length: int) -> int:
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kept = [tensor for layer in own.layers for tensor in (layer.keys, layer.values)]
     return sum(tensor.numel() * 4 for tensor in kept if tensor is not None)
-
-
-def _part_of(name: str) -> str:
-    words = name.split(".")
-    if "norm" in name:
-        return "norms"
-    if "cross" in words:
-        return PARTS["cross"]
-    found = [part for word, part in PARTS.items() if word in words]
-    return found[0] if found else "positions"
-
-
-def _longest(config: SynthesizerConfig) -> dict[str, Tensor]:
-    def ids(length: int | None) -> Tensor:
-        return torch.zeros(1, length or 1, dtype=torch.long, device="meta")
-
-    given = {"input_ids": ids(config.max_len)}
-    if config.kind == "encoder_decoder":
-        given["labels"] = ids(config.decoder_max_len)
-    return given

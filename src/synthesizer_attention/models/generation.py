@@ -1,18 +1,99 @@
-"""What Hugging Face's `generate` needs of a Synthesizer: its length limit and its cache."""
+"""Decoding as Hugging Face's `generate` wants it: the cache of each layer, and which limits hold.
 
+A cache holds values, and keys only where a dot product needs them.
+"""
+
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMode
 
 from synthesizer_attention.attention.baselines import Convolution, spec_of_mixer
-from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.layer import SyntheticAttention, ValueCache
 from synthesizer_attention.attention.masks import real_tokens
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.models.cache import SynthesizerCache, encoder_decoder_cache
 from synthesizer_attention.models.config import SynthesizerConfig
+
+
+class ValueLayer(ValueCache, DynamicLayer):
+    """The cache of one layer, as Hugging Face's `generate` handles it."""
+
+    def __init__(self) -> None:
+        DynamicLayer.__init__(self)
+        ValueCache.__init__(self)
+
+    def lazy_initialization(self, key_states: Tensor | None, value_states: Tensor) -> None:
+        self.dtype, self.device = value_states.dtype, value_states.device
+        self.is_initialized = True
+
+    def update(
+        self, keys: Tensor | None, values: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor]:
+        self.lazy_initialization(keys, values)
+        return super().update(keys, values)
+
+    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        self.lazy_initialization(keys, values)
+        super().keep(keys, values, num_new)
+
+    def offload(self) -> None:
+        self._change(lambda kept: kept.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        self._change(lambda kept: kept.to(self.device, non_blocking=True))
+
+    def reset(self) -> None:
+        ValueCache.__init__(self)
+        self.is_initialized = False
+
+    def crop(self, max_length: int) -> None:
+        """Cut to max_length tokens, or take -max_length away where it is negative."""
+        length = max_length if max_length > 0 else self.num_tokens + max_length
+        if self.is_window and length < self.num_tokens:
+            raise UserError(
+                f"a cache of the last tokens alone, of {self.num_tokens} seen, cannot go back to "
+                f"{length}; decode without an assistant"
+            )
+        if not self.is_window and length < self.num_tokens:
+            self.num_tokens = length
+            self._change(lambda kept: kept[..., :length, :])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._change(lambda kept: kept.index_select(0, beam_idx.to(kept.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._change(lambda kept: kept.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._change(lambda kept: kept[indices])
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.keys = None if self.keys is None else change(self.keys)
+        self.values = None if self.values is None else change(self.values)
+
+
+class SynthesizerCache(Cache):
+    """One ValueLayer per layer of a decoder."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[ValueLayer() for _ in range(num_layers)])
+
+
+class PairedCache(EncoderDecoderCache):
+    """The caches of a decoder with cross-attention, which can be cropped and chosen from."""
+
+    def check_dynamic_cache(self, method: str) -> None:
+        """Allow what Hugging Face allows of its own class alone: ValueLayer has every method."""
+
+
+def new_cache(num_layers: int, has_memory: bool) -> Cache:
+    """An empty cache of a decoder, and of what it reads of an encoder."""
+    own = SynthesizerCache(num_layers)
+    return PairedCache(own, DynamicCache()) if has_memory else own
 
 
 class WuPenalty(float):
@@ -40,11 +121,19 @@ class SynthesizerGeneration:
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        self._check_length(max_cache_length + 1)  # with a prompt of embeddings, unlike max_length
-        self._check_padding(model_kwargs.get("attention_mask"))
+        length = max_cache_length + 1  # with a prompt of embeddings, unlike max_length
+        seq2seq: bool = self.config.is_encoder_decoder
+        mask: Any = model_kwargs.get("attention_mask")
+        self._check_length(length - 1 if seq2seq else length)  # a start token does not count
+        is_padded = mask is not None and mask.dim() == 2 and not seq2seq
+        if is_padded and not real_tokens(mask)[:, -1].all():
+            raise UserError(
+                "a prompt ends in padding (the last column of attention_mask holds a 0); pad on "
+                "the left: tokenizer.padding_side = 'left'"
+            )
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         if is_assisted or generation_config.is_assistant:
-            self._check_going_back(max_cache_length + 1)
+            self._check_going_back(length)
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise UserError(
@@ -54,10 +143,7 @@ class SynthesizerGeneration:
         if model_kwargs.get("past_key_values") is not None:
             model_kwargs["past_key_values"]._is_user_defined = True
         elif generation_config.use_cache is not False:
-            seq2seq = self.config.is_encoder_decoder
-            new = encoder_decoder_cache if seq2seq else SynthesizerCache
-            layers = self.config.num_decoder_layers if seq2seq else self.config.num_layers
-            model_kwargs["past_key_values"] = new(layers)
+            model_kwargs["past_key_values"] = new_cache(self.base_model.decoder.num_steps, seq2seq)
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # `generate` asks its signature
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -76,16 +162,6 @@ class SynthesizerGeneration:
             "generate with a batch of prompts that are padded on the left"
         )
 
-    def _check_padding(self, mask: Tensor | None) -> None:
-        """Refuse prompts that end in padding: the next token would stand behind it."""
-        if self.config.is_encoder_decoder or mask is None or mask.dim() != 2:
-            return
-        if not real_tokens(mask)[:, -1].all():
-            raise UserError(
-                "a prompt ends in padding (the last column of attention_mask holds a 0); pad on "
-                "the left: tokenizer.padding_side = 'left'"
-            )
-
     def _check_going_back(self, length: int) -> None:
         """Refuse an assistant where a rejected token cannot be taken back: its cache has gone."""
         for layer in self.base_model.decoder.layers:
@@ -102,15 +178,13 @@ class SynthesizerGeneration:
                 )
 
     def _check_length(self, length: int) -> None:
-        """Refuse prompt + new tokens over max_len; a start token does not count."""
-        if self.base_model.decoder.any_length:
-            return
+        """Refuse prompt + new tokens over max_len."""
         seq2seq = self.config.is_encoder_decoder
         name = "decoder_max_len" if seq2seq else "max_len"
-        limit, wanted = getattr(self.config, name), length - 1 if seq2seq else length
-        if wanted > limit:
+        limit = getattr(self.config, name)
+        if length > limit and not self.base_model.decoder.any_length:
             asked = "new tokens" if seq2seq else "tokens, prompt and new ones together,"
             raise UserError(
-                f"generate was asked for {wanted} {asked} from a model built for {name}={limit}; "
+                f"generate was asked for {length} {asked} from a model built for {name}={limit}; "
                 "lower max_new_tokens, shorten the prompt, or resize the model"
             )

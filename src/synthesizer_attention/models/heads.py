@@ -3,8 +3,9 @@
 They behave as any other Hugging Face model; importing this file registers the Auto classes.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypedDict, Unpack, cast
+from typing import Any, ClassVar, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +19,50 @@ from transformers import (
     GenerationMixin,
 )
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from synthesizer_attention.attention.hook import linear
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.models.backbone import SynthesizerModel, SynthesizerPreTrainedModel
+from synthesizer_attention.models.backbone import (
+    SynthesizerModel,
+    SynthesizerPreTrainedModel,
+    find_packing,
+    packed_positions,
+)
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.generation import SynthesizerGeneration
 from synthesizer_attention.models.layers import HOOK
-from synthesizer_attention.models.outputs import CausalLMOutput, ClassifierOutput, ConditionalOutput
-from synthesizer_attention.models.packed import find_packing, packed_positions
-from synthesizer_attention.models.universal import ponder_loss
 
 IGNORED = -100
+
+
+@dataclass
+class CausalLMOutput(CausalLMOutputWithPast):
+    """Of a causal language model; num_steps as in StatesOutput."""
+
+    num_steps: Tensor | None = None
+
+
+@dataclass
+class ConditionalOutput(Seq2SeqLMOutput):
+    """Of an encoder-decoder with its head."""
+
+    num_steps: Tensor | None = None
+    encoder_num_steps: Tensor | None = None
+
+
+@dataclass
+class ClassifierOutput(SequenceClassifierOutput):
+    """Of a classifier."""
+
+    num_steps: Tensor | None = None
 
 
 class Options(TypedDict, total=False):
@@ -93,15 +124,10 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
         shift_labels = options.pop("shift_labels", None)
         tokens = inputs_embeds if input_ids is None else input_ids
         if tokens is not None and options:
-            position_ids = packed_positions(options, position_ids, *tokens.shape[:2])
+            position_ids = packed_positions(self.kind, options, position_ids, tokens)
+        given = {"past_key_values": past_key_values, "use_cache": use_cache, **options}
         output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **options,
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **given
         )
         logits = self._logits(output.last_hidden_state, logits_to_keep)
         loss = None
@@ -116,14 +142,7 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
                 shift_labels = shift_labels.masked_fill(next_starts, IGNORED)
         if shift_labels is not None:
             loss = model_loss(self, logits, shift_labels, num_items_in_batch, output.ponder_cost)
-        return CausalLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=output.past_key_values,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-            num_steps=output.num_steps,
-        )
+        return CausalLMOutput(loss=loss, logits=logits, **_beside_states(output))
 
 
 class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
@@ -163,34 +182,15 @@ class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
+            *(input_ids, attention_mask, None, decoder_input_ids, decoder_attention_mask),
+            *(encoder_outputs, past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache),
             **options,
         )
         logits = self._logits(output.last_hidden_state, logits_to_keep)
         loss = None
         if labels is not None:
             loss = model_loss(self, logits, labels, num_items_in_batch, output.ponder_cost)
-        return ConditionalOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=output.past_key_values,
-            decoder_hidden_states=output.decoder_hidden_states,
-            decoder_attentions=output.decoder_attentions,
-            cross_attentions=output.cross_attentions,
-            encoder_last_hidden_state=output.encoder_last_hidden_state,
-            encoder_hidden_states=output.encoder_hidden_states,
-            encoder_attentions=output.encoder_attentions,
-            num_steps=output.num_steps,
-            encoder_num_steps=output.encoder_num_steps,
-        )
+        return ConditionalOutput(loss=loss, logits=logits, **_beside_states(output))
 
 
 class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
@@ -219,24 +219,14 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         **options: Unpack[Options],
     ) -> ClassifierOutput:
         output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            **options,
+            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **options
         )
         pooled = pool(output.last_hidden_state, attention_mask, self.config.pooling)
         logits = self.score(self.dropout(pooled))
         loss = None
         if labels is not None:
             loss = self._loss(logits, labels, num_items_in_batch, output.ponder_cost)
-        return ClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-            num_steps=output.num_steps,
-        )
+        return ClassifierOutput(loss=loss, logits=logits, **_beside_states(output))
 
     def _loss(
         self,
@@ -245,7 +235,12 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
         num_items: Tensor | int | None,
         ponder_cost: Tensor | None,
     ) -> Tensor:
-        problem = self._problem_type(labels)
+        problem = self.config.problem_type
+        if problem is None and self.config.num_labels == 1:
+            problem = "regression"
+        if problem is None:
+            kind = "single" if labels.numel() == labels.shape[0] else "multi"
+            problem = f"{kind}_label_classification"
         if problem == "single_label_classification":
             return model_loss(self, logits, labels, num_items, ponder_cost)
         if labels.numel() != logits.numel():
@@ -253,23 +248,16 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
                 f"labels have shape {tuple(labels.shape)} for {problem}; expected "
                 f"{tuple(logits.shape)}, a number for each example and label"
             )
-        numbers = labels.to(logits.dtype).view_as(logits)
         is_regression = problem == "regression"
         distance = F.mse_loss if is_regression else F.binary_cross_entropy_with_logits
         count = labels.numel() if num_items is None else num_items
-        loss = distance(logits, numbers, reduction="sum") / count
-        if ponder_cost is None:
-            return loss
-        return _with_ponder_cost(self, loss, labels, num_items, ponder_cost)
+        loss = distance(logits, labels.to(logits.dtype).view_as(logits), reduction="sum") / count
+        return with_ponder_cost(self, loss, labels, num_items, ponder_cost)
 
-    def _problem_type(self, labels: Tensor) -> str:
-        """What the config says, or labels of this shape mean."""
-        if self.config.problem_type is not None:
-            return self.config.problem_type
-        if self.config.num_labels == 1:
-            return "regression"
-        one_each = labels.numel() == labels.shape[0]
-        return "single_label_classification" if one_each else "multi_label_classification"
+
+def _beside_states(output: ModelOutput) -> dict[str, Any]:
+    """What a model with a head returns of its body's output."""
+    return {n: v for n, v in output.items() if n not in ("last_hidden_state", "ponder_cost")}
 
 
 def model_loss(
@@ -282,9 +270,7 @@ def model_loss(
     """The loss of targets; in training smoothed, and with the cost (B,) of a universal model."""
     smoothing = model.config.label_smoothing if model.training else 0.0
     loss = token_loss(logits, targets, smoothing, num_items)
-    if ponder_cost is None:
-        return loss
-    return _with_ponder_cost(model, loss, targets, num_items, ponder_cost)
+    return with_ponder_cost(model, loss, targets, num_items, ponder_cost)
 
 
 def token_loss(
@@ -301,17 +287,22 @@ def token_loss(
     return loss / ((targets != IGNORED).sum().clamp(min=1) if num_items is None else num_items)
 
 
-def _with_ponder_cost(
+def with_ponder_cost(
     model: SynthesizerPreTrainedModel,
     loss: Tensor,
     targets: Tensor,
     num_items: Tensor | int | None,
-    ponder_cost: Tensor,
+    cost: Tensor | None,
 ) -> Tensor:
-    if not model.training:
+    """Add the mean cost (B,) of examples, each counted as often as it has scored targets.
+
+    So it is divided as the loss of the targets is, and sums over parts of a batch as that does.
+    """
+    if cost is None or not model.training:
         return loss
     scored = (targets != IGNORED).reshape(targets.shape[0], -1).sum(1)
-    return loss + model.config.ponder_cost * ponder_loss(ponder_cost, scored, num_items)
+    count = scored.sum().clamp(min=1) if num_items is None else num_items
+    return loss + model.config.ponder_cost * ((cost * scored).sum() / count)
 
 
 def pool(x: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:

@@ -6,7 +6,7 @@ Letters as in synthesis.py.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from synthesizer_attention.attention.hook import linear
 from synthesizer_attention.attention.layer import Cache, CrossAttention, Inputs
 from synthesizer_attention.attention.synthesis import Size, resized
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.models.cache import remember
 from synthesizer_attention.spec import NONE, has_logits, parse_positions
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -140,7 +139,8 @@ class Positions(nn.Module):
     def resize(self, max_len: int) -> None:
         """Keep the learned positions that both lengths share."""
         if self.table is not None:
-            fresh = resized(self.table.weight, (0,), max_len, _draw_positions)
+            draw = partial(nn.init.normal_, std=0.02)
+            fresh = resized(self.table.weight, (0,), max_len, draw)
             self.table = nn.Embedding.from_pretrained(fresh, freeze=False)
 
 
@@ -155,14 +155,6 @@ class Context:
     memory_cache: EncoderDecoderCache | None = None  # keys and values of it, by layer
     keep_weights: bool = False
     caches: Sequence[Cache] | None = None  # one per layer, or per step of a universal model
-
-
-class LayerOutput(NamedTuple):
-    """What a layer gives: its states, and the weights behind them where they were asked for."""
-
-    x: Tensor
-    weights: Tensor | None
-    cross_weights: Tensor | None
 
 
 class Layer(GradientCheckpointingLayer):
@@ -202,48 +194,40 @@ class Layer(GradientCheckpointingLayer):
         bias: Tensor | None = None,
         memory: Tensor | None = None,
         index: int = 0,
-    ) -> LayerOutput:
-        """Tensors with a gradient are arguments of their own: reentrant checkpoints need that."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The states, and the weights of both attentions where they were asked for.
+
+        Tensors with a gradient are arguments of their own: reentrant checkpoints need that.
+        """
         if HOOK in vars(self) or HOOK in vars(self.attention or self):
             refuse_offloaded(self)
-        x, weights = self._self_attention(x, context, cache, bias)
-        cross_weights = None
+        weights = cross_weights = None
+        if self.attention is not None:
+            given = {
+                "attention_mask": context.inputs.attention_mask,
+                "position_ids": context.inputs.position_ids,
+                "bias": bias if self.has_logits else None,
+                "cache": cache,
+            }
+            y = self._enter(x, self.attention_norm)
+            if context.keep_weights:
+                y, weights = self.attention.attend(y, **given)
+            else:
+                y = self.attention(y, **given)
+            x = self._leave(x, y, self.attention_norm)
+        elif cache is not None:
+            cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
         if self.cross is not None and memory is not None:
-            given = remember(context.memory_cache, index, self.cross, memory, context.memory_mask)
-            x, cross_weights = self._cross_attention(x, context, *given)
+            mask = context.memory_mask
+            kept = remember(context.memory_cache, index, self.cross, memory, mask)
+            y = self._enter(x, self.cross_norm)
+            if context.keep_weights:
+                y, cross_weights = self.cross.attend(y, *kept, attention_mask=mask)
+            else:
+                y = self.cross(y, *kept, attention_mask=mask)
+            x = self._leave(x, y, self.cross_norm)
         y = self.feed_forward(self._enter(x, self.feed_forward_norm))
-        return LayerOutput(self._leave(x, y, self.feed_forward_norm), weights, cross_weights)
-
-    def _self_attention(
-        self, x: Tensor, context: Context, cache: Cache | None, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.attention is None:
-            if cache is not None:
-                cache.update(None, x[:, None, :, :0])  # of no width: it keeps the length alone
-            return x, None
-        x_in, weights = self._enter(x, self.attention_norm), None
-        given = {
-            "attention_mask": context.inputs.attention_mask,
-            "position_ids": context.inputs.position_ids,
-            "bias": bias if self.has_logits else None,
-            "cache": cache,
-        }
-        if context.keep_weights:
-            y, weights = self.attention.attend(x_in, **given)
-        else:
-            y = self.attention(x_in, **given)
-        return self._leave(x, y, self.attention_norm), weights
-
-    def _cross_attention(
-        self, x: Tensor, context: Context, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        assert self.cross is not None
-        x_in, weights = self._enter(x, self.cross_norm), None
-        if context.keep_weights:
-            y, weights = self.cross.attend(x_in, keys, values, attention_mask=context.memory_mask)
-        else:
-            y = self.cross(x_in, keys, values, attention_mask=context.memory_mask)
-        return self._leave(x, y, self.cross_norm), weights
+        return self._leave(x, y, self.feed_forward_norm), weights, cross_weights
 
     def _enter(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         return norm(x) if norm is not None and self.pre_norm else x
@@ -346,6 +330,23 @@ class Stack(nn.Module):
                 layer.attention.resize(max_len)
 
 
+def remember(
+    cache: EncoderDecoderCache | None,
+    index: int,
+    cross: CrossAttention,
+    memory: Tensor,
+    attention_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of a memory for one layer, projected once per cache."""
+    if cache is None:
+        return cross.project(memory, attention_mask)
+    if not cache.is_updated.get(index, False):
+        cache.cross_attention_cache.update(*cross.project(memory, attention_mask), index)
+        cache.is_updated[index] = True
+    kept = cache.cross_attention_cache.layers[index]
+    return kept.keys, kept.values
+
+
 def refuse_offloaded(layer: Layer) -> None:
     """Attention reads weights of its parts without calling them: they must be in memory."""
     if any(parameter.is_meta for parameter in layer.parameters()):
@@ -354,10 +355,6 @@ def refuse_offloaded(layer: Layer) -> None:
             "model without offloading, or by accelerate's "
             "load_checkpoint_and_dispatch(..., preload_module_classes=['Layer'])"
         )
-
-
-def _draw_positions(table: Tensor) -> None:
-    nn.init.normal_(table, std=0.02)
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:

@@ -143,14 +143,6 @@ def build_stack(shape: Shape, specs: Sequence[str]) -> Stack | UniversalStack:
     return UniversalStack(shape, specs[0], num_steps=len(specs), halt_at=shape.halt_at)
 
 
-def ponder_loss(cost: Tensor, scored: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """The mean cost (B,) of examples, each counted as often as it has scored targets (B,).
-
-    So it is divided as the loss of the targets is, and sums over parts of a batch as that does.
-    """
-    return (cost * scored).sum() / (scored.sum().clamp(min=1) if num_items is None else num_items)
-
-
 def _mean(values: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Mean of values (B, T) over each example's real tokens: (B,)."""
     if attention_mask is None:

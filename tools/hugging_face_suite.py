@@ -1,7 +1,7 @@
 """Hugging Face's own model and generation tests over our models.
 
     pip install parameterized
-    python tests/hugging_face_suite.py DIR [arguments of pytest, such as -k "CausalLM and grad"]
+    python tools/hugging_face_suite.py DIR [arguments of pytest, such as -k "CausalLM and grad"]
 
 DIR holds the sources of the installed transformers version, its tests included. A source
 distribution leaves out the folders of generation and export tests: what is missing is said, and not
@@ -22,10 +22,10 @@ from transformers.models.auto import modeling_auto
 
 import synthesizer_attention.models
 from synthesizer_attention import SynthesizerConfig
-from synthesizer_attention.models.cache import SynthesizerCache
+from synthesizer_attention.models.generation import SynthesizerCache
 
 DIRECTORY = (
-    "TRANSFORMERS_SOURCE"  # the environment variable that tells pytest's import of this file
+    "TRANSFORMERS_SOURCE"  # the environment variable that pytest's import of this file reads
 )
 SYNTHESES = ["dot", "random", "random+dot", "dense"]
 KINDS = {
@@ -132,7 +132,8 @@ def build_tests(directory):
 
 
 def main(directory, *arguments):
-    os.environ[DIRECTORY] = str(Path(directory).resolve())
+    os.environ |= {DIRECTORY: str(Path(directory).resolve()), "SYNTHESIZER_KERNEL": "0"}
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # as tests/conftest.py says
     for name in missing(Path(directory)):
         print(f"{directory} does not hold {name}: its tests are not run")
     options = ["-q", "--tb=short", "-rfE", "-W", "ignore", "-p", "no:cacheprovider"]
