@@ -36,7 +36,7 @@ def _own_data_folders(tmp_path, monkeypatch):
 @pytest.fixture(scope="session", autouse=True)
 def _one_timed_decoding():
     """Time one decoding of every trained model, not the best of some twenty."""
-    timing = sys.modules.get("synthesizer_attention.training.decode_speed")
+    timing = sys.modules.get("synthesizer_attention.training.evaluate")
     if timing is None:  # nothing that was collected trains
         yield
         return

@@ -22,11 +22,11 @@ import functools, importlib, json, os, resource, signal, sys, traceback
 from synthesizer_attention.run.console import silence_libraries
 
 silence_libraries()  # as every command does, before torch is imported
-import synthesizer_attention.training.decode_speed, synthesizer_attention.training.evaluate
+import synthesizer_attention.training.evaluate
 import synthesizer_attention.training.generate, synthesizer_attention.training.loop
 from synthesizer_attention.cli import main
 
-synthesizer_attention.training.decode_speed.SECONDS = 0.0  # time one decoding alone
+synthesizer_attention.training.evaluate.SECONDS = 0.0  # time one decoding alone
 
 
 def serve(order):

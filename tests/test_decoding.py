@@ -9,7 +9,7 @@ from synthesizer_attention.models.heads import MODELS
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.build import build_model, initialize_by_name
-from synthesizer_attention.training.decode_speed import NEW_TOKENS, PROMPTS, continuations, decode
+from synthesizer_attention.training.evaluate import NEW_TOKENS, PROMPTS, continuations, decode
 from synthesizer_attention.training.loop import fit
 from tiny import language_model
 

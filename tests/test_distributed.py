@@ -10,8 +10,7 @@ import pytest
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.training.accelerator import open_accelerator
-from synthesizer_attention.training.loop import fit
+from synthesizer_attention.training.loop import fit, open_accelerator
 from tiny import environment, language_model
 
 SHARDED = Path(__file__).with_name("sharded.py")

@@ -19,15 +19,15 @@ from synthesizer_attention.models.heads import (
     SynthesizerForSequenceClassification,
 )
 from synthesizer_attention.run.recipe_keys import Evaluate
-from synthesizer_attention.training.attention_maps import (
+from synthesizer_attention.training.build import initialize_by_name
+from synthesizer_attention.training.evaluate import beam_search, evaluate, source_gap, until_end
+from synthesizer_attention.training.maps import (
     alphas_of,
     histogram,
     inspect,
     look_at,
     sharpness,
 )
-from synthesizer_attention.training.build import initialize_by_name
-from synthesizer_attention.training.evaluate import beam_search, evaluate, source_gap, until_end
 
 SIZES = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 7}
 

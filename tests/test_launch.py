@@ -9,7 +9,7 @@ import torch
 
 FAULTS = """
 import resource, torch
-from synthesizer_attention.training.accelerator import open_accelerator
+from synthesizer_attention.training.loop import open_accelerator
 from synthesizer_attention.run.recipe import load_recipe
 
 open_accelerator(load_recipe("shift"))

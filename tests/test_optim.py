@@ -7,8 +7,7 @@ import torch
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import SynthesizerForCausalLM
 from synthesizer_attention.run.recipe_keys import Train
-from synthesizer_attention.training.adafactor import Adafactor
-from synthesizer_attention.training.optim import build_optimizer, learning_rate, set_rate
+from synthesizer_attention.training.optim import Adafactor, build_optimizer, learning_rate, set_rate
 
 
 def tiny_model(synthesis, **settings):

@@ -279,8 +279,7 @@ def test_a_result_can_be_read_by_any_json_reader(whole):
 def begun(folder, synthesis, *changes):
     """A loop after six steps, and their losses."""
     from synthesizer_attention.tasks import build_task
-    from synthesizer_attention.training.accelerator import open_accelerator
-    from synthesizer_attention.training.loop import Loop
+    from synthesizer_attention.training.loop import Loop, open_accelerator
 
     recipe = language_model(folder, "train.lr=1e-2", *changes, synthesis=synthesis)
     loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Quiet())

@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import browser
-from synthesizer_attention.benchmark import measure
-from synthesizer_attention.benchmark.write import write as write_bench
+from synthesizer_attention import bench
 from synthesizer_attention.cli import main
 from synthesizer_attention.report.blocks import Figures, Plot, Section, Table
 from synthesizer_attention.report.page import page
@@ -180,8 +179,8 @@ def test_the_policy_names_our_own_inline_code_by_its_hash():
 
 @needs_browser
 def test_the_page_of_a_benchmark_shows_its_command_as_text(tmp_path):
-    result = measure.Result(measure.Plan(), {"processor": HOSTILE})
-    file = write_bench(result, f"synthesizer bench {HOSTILE}", tmp_path / "bench")
+    result = bench.Result(bench.Plan(), {"processor": HOSTILE})
+    file = bench.write(result, f"synthesizer bench {HOSTILE}", tmp_path / "bench")
     seen = browser.look(file, tmp_path / "profile", width=900, scheme="light", ask=ASK)
     assert seen.answers == NOTHING_RAN
     assert seen.complaints == []

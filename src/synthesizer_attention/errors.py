@@ -2,6 +2,8 @@
 
 import errno
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _NO_MEMORY = re.compile(
     "can't allocate memory|out of memory|ALLOC_FAILED|(size calculation|multiplication) overflow"
@@ -32,3 +34,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     said = isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return said or full or bool(names & {"MemoryError", "OutOfMemoryError"})
+
+
+@contextmanager
+def one_line_for_memory(advise: Callable[[], str]) -> Iterator[None]:
+    """Say that memory ran out, whoever noticed, and which number to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"memory ran out{advise()}") from None

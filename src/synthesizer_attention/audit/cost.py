@@ -30,8 +30,8 @@ from synthesizer_attention.audit.examples import (
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
 from synthesizer_attention.audit.tables import HeadTables
-from synthesizer_attention.benchmark.clock import Timing, time_in_turn
 from synthesizer_attention.metrics.per_example import Statistics
+from synthesizer_attention.training.meter import time_in_turn
 
 Head = tuple[int, int]  # layer, head
 RESAMPLES = 2000
@@ -294,7 +294,7 @@ def measure_speed(
         rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
         tokens = length * len(next(iter(inputs.values())))
         for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
-            best = 1000 * Timing(seconds).best
+            best = 1000 * min(seconds)
             rows.append({"length": length, "tokens": tokens, "replaced": replaced, "ms": best})
     return rows
 

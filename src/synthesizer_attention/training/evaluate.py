@@ -1,8 +1,8 @@
 """evaluate(model, task, split): run a model on a split and score it by its task."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,14 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from synthesizer_attention.data.batch import IGNORED, Batch
+from synthesizer_attention.errors import one_line_for_memory
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.generation import WuPenalty
 from synthesizer_attention.run.recipe_keys import Evaluate
 from synthesizer_attention.tasks.task import Outputs, Scores, Task
-from synthesizer_attention.training.accelerator import one_line_for_memory
+from synthesizer_attention.training.meter import now
 
 SOURCE = {"input_ids", "attention_mask"}  # what an encoder reads
 SWAPPED = 1000  # examples that read another's source
+PROMPTS = 16  # decoded together to measure speed
+NEW_TOKENS = 32  # of each, fewer where the model is too short for them
+ROUNDS, SECONDS = 20, 1.0  # of timed decoding at most, after a round that warms up
+
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -39,31 +45,32 @@ def evaluate(
 ) -> Evaluation:
     """Score a model on each example of a split once; processes together share the batches out."""
     rank, world = (together.process_index, together.num_processes) if together else (0, 1)
-    parts: list[tuple[int, _Measured]] = []
+    parts: list[tuple[int, Arrays, list[str]]] = []
     lower = f"lower evaluate.batch_tokens, which is {settings.batch_tokens}"
     lower += f" (and evaluate.beam is {settings.beam})" if task.generates else ""
     with evaluating(model), one_line_for_memory(lambda: f" on {split}; {lower}"):
         for number, batch in enumerate(task.batches(split)):
             if number % world == rank:
-                inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
-                parts.append((number, _measure(model, task, inputs, settings)))
+                inputs = on_device(batch, model)
+                measured, texts = _measure(model, task.kind, inputs), []
+                if task.generates:
+                    written = answer(model, inputs, settings)
+                    texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
+                parts.append((number, measured, texts))
     if together:
         parts = gather_object(parts)
-    measured = [part for _, part in sorted(parts, key=lambda part: part[0])]
+    parts.sort(key=lambda part: part[0])
+    joined = {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
+    steps = {stack: joined.pop(f"{stack} steps", None) for stack in ("encoder", "decoder")}
     outputs = Outputs(
-        losses=np.concatenate([part.losses for part in measured]),
-        counts=np.concatenate([part.counts for part in measured]),
-        correct=np.concatenate([part.correct for part in measured]),
-        predictions=_join([part.predictions for part in measured]),
-        texts=tuple(text for part in measured for text in part.texts),
+        losses=joined["losses"],
+        counts=joined["counts"],
+        correct=joined["correct"],
+        predictions=joined.get("predictions"),
+        texts=tuple(text for *_, texts in parts for text in texts),
     )
-    return Evaluation(
-        task.score(split, outputs),
-        {
-            stack: float(np.concatenate([part.steps[stack] for part in measured]).mean())
-            for stack in measured[0].steps
-        },
-    )
+    deep = {stack: float(taken.mean()) for stack, taken in steps.items() if taken is not None}
+    return Evaluation(task.score(split, outputs), deep)
 
 
 def source_gap(
@@ -77,16 +84,16 @@ def source_gap(
     more, targets, seen = 0.0, 0, 0
     with evaluating(model):
         for batch in task.batches(split):
-            inputs = {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
+            inputs = on_device(batch, model)
             number = len(inputs["labels"])
             if seen >= most:
                 break
             if number > 1:
-                own = _measure_targets(model, "encoder_decoder", inputs)
+                own = _measure(model, "encoder_decoder", inputs)
                 moved = {name: inputs[name].roll(number // 2, 0) for name in SOURCE & set(inputs)}
-                other = _measure_targets(model, "encoder_decoder", {**inputs, **moved})
-                more += float(other.losses.sum() - own.losses.sum())
-                targets, seen = targets + int(own.counts.sum()), seen + number
+                other = _measure(model, "encoder_decoder", {**inputs, **moved})
+                more += float(other["losses"].sum() - own["losses"].sum())
+                targets, seen = targets + int(own["counts"].sum()), seen + number
     return more / targets if targets else None
 
 
@@ -130,33 +137,8 @@ def until_end(ids: list[int], end: int) -> list[int]:
     return ids[: ids.index(end)] if end in ids else ids
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What a batch gave, example by example; texts where the task generates."""
-
-    losses: np.ndarray
-    counts: np.ndarray
-    correct: np.ndarray
-    predictions: np.ndarray | None
-    steps: dict[str, np.ndarray]
-    texts: Sequence[str] = ()
-
-
-def _measure(
-    model: SynthesizerPreTrainedModel, task: Task, inputs: dict[str, Tensor], settings: Evaluate
-) -> _Measured:
-    measured = _measure_targets(model, task.kind, inputs)
-    if not task.generates:
-        return measured
-    answers = answer(model, inputs, settings)
-    texts = task.tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return replace(measured, texts=texts)
-
-
-def _measure_targets(
-    model: SynthesizerPreTrainedModel, kind: str, inputs: dict[str, Tensor]
-) -> _Measured:
-    """Loss, count and hits of each example's scored targets."""
+def _measure(model: SynthesizerPreTrainedModel, kind: str, inputs: dict[str, Tensor]) -> Arrays:
+    """Loss, count and hits of each example's scored targets; steps of a universal model."""
     labels = inputs["labels"]
     if kind == "encoder_decoder":
         output = model(**inputs, use_cache=False)
@@ -172,14 +154,20 @@ def _measure_targets(
     ).unflatten(0, targets.shape)
     best, scored = logits.argmax(-1), targets != IGNORED
     own = "encoder" if kind == "encoder" else "decoder"
-    steps = {"encoder": output.get("encoder_num_steps"), own: output.num_steps}
-    return _Measured(
-        losses=_array(losses.double().sum(-1)),
-        counts=_array(scored.sum(-1)),
-        correct=_array(((best == targets) & scored).sum(-1)),
-        predictions=_array(best[:, 0]) if kind == "encoder" else None,
-        steps={name: _array(taken) for name, taken in steps.items() if taken is not None},
-    )
+    found: dict[str, Tensor | None] = {
+        "losses": losses.double().sum(-1),
+        "counts": scored.sum(-1),
+        "correct": ((best == targets) & scored).sum(-1),
+        "predictions": best[:, 0] if kind == "encoder" else None,
+        "encoder steps": output.get("encoder_num_steps"),
+    }
+    found[f"{own} steps"] = output.num_steps
+    return {name: tensor.cpu().numpy() for name, tensor in found.items() if tensor is not None}
+
+
+def on_device(batch: Batch, model: SynthesizerPreTrainedModel) -> dict[str, Tensor]:
+    """A batch's tensors where the model is."""
+    return {name: tensor.to(model.device) for name, tensor in batch.inputs.items()}
 
 
 def unlabelled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -187,18 +175,64 @@ def unlabelled(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in inputs.items() if name != "labels"}
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
-
-
-def _join(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    present = [part for part in parts if part is not None]
-    return np.concatenate(present) if present else None
-
-
 def first_examples(task: Task, split: str, count: int) -> Batch:
     """The first few examples of a split, as a batch of their own."""
     batch = next(iter(task.batches(split)))
     inputs = {name: tensor[:count] for name, tensor in batch.inputs.items()}
     return Batch(inputs, batch.num_targets, batch.num_tokens, batch.indices[:count])
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Generated tokens, and their speed."""
+
+    tokens_per_second: float
+    rows: Tensor  # (B,), of the batch
+    prompts: Tensor  # (B, T)
+    written: Tensor  # (B, new tokens)
+
+
+def decode(model: SynthesizerPreTrainedModel, batch: Batch) -> Decoded:
+    """Time greedy decoding with the cache; the best time counts.
+
+    Every variant gets the same prompts and writes the same number of tokens, past every end token.
+    """
+    inputs = on_device(batch, model)
+    is_decoder = model.config.kind == "decoder"
+    room = model.config.max_len if is_decoder else model.config.decoder_max_len
+    new = min(NEW_TOKENS, room // 2 if is_decoder else room)
+    prompts = inputs["input_ids"]
+    rows = torch.arange(len(prompts), device=prompts.device)
+    given = {}
+    if is_decoder:  # by texts alone: a short one ends in padding
+        real = inputs.get("attention_mask", torch.ones_like(prompts)).long().cumprod(1).sum(1)
+        length = min(NEW_TOKENS, room - new, int(real.max()))
+        rows = rows[real >= length]
+        prompts = prompts[:, :length]
+    rows = rows[:PROMPTS]
+    prompts = prompts[rows]
+    if not is_decoder and "attention_mask" in inputs:
+        given = {"attention_mask": inputs["attention_mask"][rows]}
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "num_beams": 1}
+    times: list[float] = []
+    with evaluating(model):
+        while len(times) < 2 or (len(times) <= ROUNDS and sum(times) < SECONDS):
+            begin = now(model.device)
+            output = model.generate(prompts, **given, **options)
+            times.append(now(model.device) - begin)
+    return Decoded(len(prompts) * new / min(times), rows, prompts, output[:, -new:])
+
+
+def continuations(task: Task, batch: Batch, decoded: Decoded) -> list[dict[str, str]]:
+    """What a decoder wrote behind the beginning of test texts, beside how they go on."""
+    begin, new = decoded.prompts.shape[1], decoded.written.shape[1]
+    texts = {
+        "source": decoded.prompts,
+        "reference": batch.inputs["input_ids"][decoded.rows.cpu(), begin : begin + new],
+        "output": decoded.written,
+    }
+    spelled = {
+        name: task.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for name, ids in texts.items()
+    }
+    return [dict(zip(spelled, row, strict=True)) for row in zip(*spelled.values(), strict=True)]

@@ -23,7 +23,6 @@ from synthesizer_attention.run.recipe import Recipe, change, dump
 from synthesizer_attention.run.run import Run, provenance
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Scores, Task
-from synthesizer_attention.training.attention_maps import inspect, mean_sharpness
 from synthesizer_attention.training.build import build_model, load_pretrained, load_weights
 from synthesizer_attention.training.checkpoint import (
     WEIGHTS,
@@ -35,8 +34,16 @@ from synthesizer_attention.training.checkpoint import (
     read_weights,
     write_checkpoint,
 )
-from synthesizer_attention.training.decode_speed import PROMPTS, Decoded, continuations, decode
-from synthesizer_attention.training.evaluate import evaluate, first_examples, source_gap
+from synthesizer_attention.training.evaluate import (
+    PROMPTS,
+    Decoded,
+    continuations,
+    decode,
+    evaluate,
+    first_examples,
+    source_gap,
+)
+from synthesizer_attention.training.maps import inspect, mean_sharpness
 from synthesizer_attention.untrusted import fenced, plain
 
 INSPECTED = 8  # examples

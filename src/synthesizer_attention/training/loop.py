@@ -4,36 +4,34 @@ The loss is divided by the targets of all processes, so that N processes take th
 random numbers of a step come from (seed, batch, process): a resume needs no generator state.
 """
 
+import ctypes
+import hashlib
 import math
+import os
+import platform
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import DistributedType, LoggerType, gather_object
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.data.batch import Batch
-from synthesizer_attention.errors import UserError, refuse_other_data
+from synthesizer_attention.errors import UserError, one_line_for_memory, refuse_other_data
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.run.interruption import Interrupted, Interruption
 from synthesizer_attention.run.progress import Pace, Progress, Quiet
-from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.recipe import Recipe, differences, dump, leaves, parse_recipe
 from synthesizer_attention.run.run import Run, provenance
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Task
-from synthesizer_attention.training.accelerator import (
-    autocast,
-    compare_data,
-    compare_recipes,
-    one_line_for_lost_processes,
-    one_line_for_memory,
-    open_accelerator,
-)
 from synthesizer_attention.training.build import (
     build_model,
     check_size,
@@ -46,9 +44,12 @@ from synthesizer_attention.training.evaluate import evaluate
 from synthesizer_attention.training.finish import finish
 from synthesizer_attention.training.meter import now, peak_memory
 from synthesizer_attention.training.optim import build_optimizer, learning_rate, set_rate
-from synthesizer_attention.training.tracking import start_tracking, track, tracker_options
 
 MEASURED = 1  # measure the memory of the step after this one: the optimizer's state exists then
+TENSORBOARD = "tensorboard"
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Environment variables in which a launcher says how many processes there are."""
+_LOST = re.compile("gloo|nccl|connection (closed|reset|refused)|broken pipe|recv", re.IGNORECASE)
 
 
 @dataclass
@@ -82,13 +83,19 @@ def fit(
     if known := _known_result(run, progress):
         return known
     provenance()
-    accelerator = open_accelerator(recipe, **tracker_options(tracker, run))
+    accelerator = open_accelerator(recipe, **_tracker_options(tracker, run))
     main = accelerator.is_main_process
     progress = progress if main else Quiet()
-    compare_recipes(accelerator, recipe)
+    texts = gather_object([dump(recipe)]) if accelerator.num_processes > 1 else []
+    for number, text in enumerate(texts):  # each would go on with its own
+        if changed := differences(parse_recipe(texts[0]), parse_recipe(text)):
+            raise UserError(
+                f"process {number} was started with another recipe than process 0 "
+                f"({'; '.join(changed)}); start all of them with the same command"
+            )
     check_size(recipe)
     with (
-        one_line_for_lost_processes(accelerator),
+        _one_line_for_lost_processes(accelerator),
         run.held(recipe, progress.say) if main else nullcontext(),
         Interruption() as interruption,
     ):
@@ -97,12 +104,18 @@ def fit(
                 return known if main else {}
             kernels().prepare()
             task = build_task(recipe)
-        compare_data(accelerator, task.identity)
+        read = gather_object([task.identity]) if accelerator.num_processes > 1 else []
+        for number, other in enumerate(read):
+            if other != read[0]:
+                raise UserError(
+                    f"process {number} reads other data than process 0; let all of them read the "
+                    "same files, and nothing write to them"
+                )
         refuse_other_data(f"the comparison of {run.path}", data or task.identity, task.identity)
         loop = Loop(recipe, run, task, accelerator, progress)
         loop.state = State(**loop.checkpointer.resume(progress))
         if tracker and main:
-            start_tracking(accelerator, tracker, recipe, run, loop.state.step)
+            _start_tracking(accelerator, tracker, recipe, run, loop.state.step)
         try:
             loop.train(interruption)
         finally:
@@ -146,7 +159,7 @@ class Loop:
         train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
         batches = self.batches()
         pace = Pace(state.step)
-        while state.step < train.steps and not self._is_out_of_patience():
+        while state.step < train.steps and not (train.patience and state.waited >= train.patience):
             begin = now(self.accelerator.device)
             take = self.take_measured_step if state.step == MEASURED else self.take_step
             with one_line_for_memory(self.lower_batches):
@@ -188,7 +201,10 @@ class Loop:
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.step_norm, self.step_tokens = float(norm), int(tokens)
         if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
-            raise self._diverged()
+            raise UserError(
+                f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
+                f"{state.step + 1}; {self._kept()}; lower train.lr or train.table_rate"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         state.step += 1
@@ -224,7 +240,8 @@ class Loop:
         device = self.accelerator.device
         inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
         count = torch.tensor(max(1.0, targets), device=device)
-        with autocast(self.recipe, device):
+        lower = self.recipe.train.precision == "bfloat16"  # of a step; weights stay float32
+        with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
         return loss
 
@@ -254,7 +271,13 @@ class Loop:
     def _record(self, values: Mapping[str, object]) -> None:
         self.run.log(self.state.step, values)
         if self.accelerator.trackers:
-            track(self.accelerator, self.state.step, values)
+            flat: dict[str, Any] = {}
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    flat |= {f"{name}/{inner}": number for inner, number in value.items()}
+                else:
+                    flat[f"train/{name}"] = value
+            self.accelerator.log(flat, step=self.state.step)
 
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
@@ -284,16 +307,6 @@ class Loop:
         load_weights(whole, weights, "this run")
         return whole.to(self.accelerator.device)
 
-    def _is_out_of_patience(self) -> bool:
-        patience = self.recipe.train.patience
-        return bool(patience) and self.state.waited >= patience
-
-    def _diverged(self) -> UserError:
-        return UserError(
-            f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
-            f"{self.state.step + 1}; {self._kept()}; lower train.lr or train.table_rate"
-        )
-
     def lower_batches(self) -> str:
         """What to do where a step does not fit in memory."""
         train = self.recipe.train
@@ -317,3 +330,78 @@ def _seed_step(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     elif torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)
+
+
+def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: ANN401
+    """Processes and devices as they were launched; the precision is not theirs to choose."""
+    launched = [f"{name}={os.environ[name]}" for name in SIZES if name in os.environ]
+    if not launched and {"MASTER_ADDR", "ACCELERATE_MIXED_PRECISION"} <= {*os.environ}:
+        raise UserError(
+            "accelerate launch --cpu was asked for several processes and, without MPI, started "
+            "one; use torchrun --nproc_per_node N -m synthesizer_attention train ..."
+        )
+    lacks_bfloat16 = torch.cuda.is_available() and not torch.cuda.is_bf16_supported()
+    if recipe.train.precision == "bfloat16" and lacks_bfloat16:
+        raise UserError("train.precision is bfloat16, which this GPU lacks; use float32")
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu and platform.libc_ver()[0] == "glibc":
+        # Use blocks of up to 32 MB again: glibc returns each, and pays to fetch the next.
+        mmap_threshold, trim_threshold = -3, -1  # as malloc.h numbers them
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_threshold, 2**25)
+        libc.mallopt(trim_threshold, 2**30)
+    try:
+        return Accelerator(mixed_precision="no", cpu=on_cpu, **options)
+    except (ValueError, RuntimeError) as error:
+        if not launched:
+            raise
+        cause = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            f"{launched[0]} says that this is one of several processes, and they cannot meet "
+            f"({cause}); start them with torchrun --nproc_per_node N -m synthesizer_attention "
+            f"train ..., or unset {launched[0].partition('=')[0]}"
+        ) from None
+
+
+@contextmanager
+def _one_line_for_lost_processes(accelerator: Accelerator) -> Iterator[None]:
+    """Say what a backend's error means: another process of this training is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes == 1 or not _LOST.search(str(error)):
+            raise
+        raise UserError(
+            f"process {accelerator.process_index}: another process of this training ended; "
+            "see what it said, and run the same command to continue from the last checkpoint"
+        ) from None
+
+
+def _tracker_options(name: str | None, run: Run) -> dict[str, Any]:
+    """The tracker argument of an Accelerator; the tracker's files go into the run directory."""
+    if name is None:
+        return {}
+    if name not in LOGGER_TYPE_TO_CLASS:
+        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+        raise UserError(f"--track is {name!r}; choose from {known}")
+    if name in LoggerType.list() and name not in map(str, get_available_trackers()):
+        raise UserError(f"--track needs {name}, which is not installed; run pip install {name}")
+    folder = run.path if name == TENSORBOARD else run.path / "tracking"
+    return {"log_with": name, "project_dir": str(folder)}
+
+
+def _start_tracking(
+    accelerator: Accelerator, name: str, recipe: Recipe, run: Run, step: int
+) -> None:
+    """Open a run of a tracker; a resumed run goes on where its metrics.jsonl does."""
+    title = str(run.path)
+    same = {"name": title, "id": hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}
+    options = {
+        TENSORBOARD: {"purge_step": step + 1},
+        "wandb": {**same, "resume": "allow", "dir": str(run.path)},
+        "trackio": {"name": title, "resume": "allow"},
+        "mlflow": {"run_name": title},
+    }
+    config = None if name == TENSORBOARD else dict(leaves(recipe.model_dump()))
+    project = TENSORBOARD if name == TENSORBOARD else "synthesizer"  # whose folder has its name
+    accelerator.init_trackers(project, config, {name: options.get(name, {})})

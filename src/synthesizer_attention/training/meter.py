@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,6 +22,27 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.process_time() if _is_one_thread(device) else time.perf_counter()
+
+
+def _is_one_thread(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() == 1
+
+
+def time_in_turn(
+    works: Sequence[Callable[[], object]], rounds: int, device: torch.device
+) -> Iterator[list[float]]:
+    """Run all works once to warm up, then yield the seconds of each, round by round.
+
+    In rounds of all, so that a busy machine is fair.
+    """
+    for number in range(rounds + 1):
+        seconds = []
+        for work in works:
+            start = now(device)
+            work()
+            seconds.append(now(device) - start)
+        if number:
+            yield seconds
 
 
 @dataclass
@@ -54,7 +75,3 @@ def peak_memory(device: torch.device) -> Iterator[Memory]:
         memory.peak = max(accumulate((size for _, size in ordered), initial=0))
     else:
         yield memory
-
-
-def _is_one_thread(device: torch.device) -> bool:
-    return device.type == "cpu" and torch.get_num_threads() == 1

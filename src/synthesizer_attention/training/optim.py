@@ -1,31 +1,26 @@
 """Optimizers, and the learning rate as a pure function of the step."""
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 from synthesizer_attention.run.recipe_keys import Train
-from synthesizer_attention.training.adafactor import Adafactor
+
+DECAY = -0.8  # g^2 of step t enters the running means of Adafactor with weight t^DECAY
+EPS1 = torch.finfo(torch.float32).eps  # the least sqrt(V)
+EPS2 = 1e-3  # the least size of a parameter that is near zero
 
 
 def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
     """Adam, AdamW or Adafactor over three groups: tables, what decays, and what does not.
 
-    Adafactor has no betas and no eps of the recipe's kind: it keeps its own.
+    Tables move at `table_rate` times the learning rate; tables, norms and biases do not decay. A
+    module names its own tables and biases (its attributes `tables` and `biases`). Adafactor has no
+    betas and no eps of the recipe's kind: it keeps its own.
     """
-    groups = group_parameters(model, train)
-    if train.optimizer == "adafactor":
-        return Adafactor(groups, lr=train.lr)
-    kind = optim.AdamW if train.optimizer == "adamw" else optim.Adam
-    return kind(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-
-
-def group_parameters(model: nn.Module, train: Train) -> list[dict[str, object]]:
-    """Tables at `table_rate` times the learning rate; no decay of tables, norms and biases.
-
-    A module names its own tables and biases (its attributes `tables` and `biases`).
-    """
-    groups: dict[str, list[Tensor]] = {"tables": [], "decayed": [], "others": []}
+    named: dict[str, list[Tensor]] = {"tables": [], "decayed": [], "others": []}
     seen: set[int] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -33,18 +28,26 @@ def group_parameters(model: nn.Module, train: Train) -> list[dict[str, object]]:
                 continue
             seen.add(id(parameter))  # a tied weight counts once
             if name in getattr(module, "tables", ()):
-                groups["tables"].append(parameter)
+                named["tables"].append(parameter)
             elif parameter.dim() > 1 and name not in getattr(module, "biases", ()):
-                groups["decayed"].append(parameter)
+                named["decayed"].append(parameter)
             else:
-                groups["others"].append(parameter)
-    scales = {"tables": train.table_rate, "decayed": 1.0, "others": 1.0}
-    decays = {"tables": 0.0, "decayed": train.weight_decay, "others": 0.0}
-    return [
-        {"params": params, "scale": scales[name], "weight_decay": decays[name], "name": name}
-        for name, params in groups.items()
+                named["others"].append(parameter)
+    scales, decays = {"tables": train.table_rate}, {"decayed": train.weight_decay}
+    groups = [
+        {
+            "params": params,
+            "scale": scales.get(name, 1.0),
+            "weight_decay": decays.get(name, 0.0),
+            "name": name,
+        }
+        for name, params in named.items()
         if params
     ]
+    if train.optimizer == "adafactor":
+        return Adafactor(groups, lr=train.lr)
+    kind = optim.AdamW if train.optimizer == "adamw" else optim.Adam
+    return kind(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
 
 def learning_rate(step: int, train: Train) -> float:
@@ -65,3 +68,55 @@ def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
     """Give every group its multiple of the rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
+
+
+class Adafactor(optim.Optimizer):
+    """Adafactor as T5 runs it: the recipe's schedule is the rate, at every step and group.
+
+        rate = lr max(eps2, RMS(w))              a step is relative to the size of what it moves
+        V = r c^T / mean(r)                      r, c: running row and column means of g^2
+        w <- w - rate u / max(1, RMS(u))         u = g / sqrt(V)
+
+    torch.optim.Adafactor takes min(lr, 1 / sqrt(t)) for lr. Late in a long run that is smaller than
+    every group's learning rate, so groups with different learning rates would move at the same one.
+    Its state has the same names here, so that its checkpoints can be read.
+    """
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:  # noqa: ANN401
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+        """Move every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for w in group["params"]:
+                if w.grad is not None:
+                    _move(w, w.grad, self.state[w], group["lr"], group["weight_decay"])
+        return loss
+
+
+def _move(w: Tensor, g: Tensor, state: dict[str, Tensor], lr: float, weight_decay: float) -> None:
+    if not state:  # running means of nothing yet, over the last two axes where there are two
+        state["step"] = torch.tensor(0.0)
+        if g.dim() > 1:
+            state["row_var"] = g.new_zeros((*g.shape[:-1], 1))
+            state["col_var"] = g.new_zeros((*g.shape[:-2], 1, g.shape[-1]))
+        else:
+            state["variance"] = torch.zeros_like(g)
+    state["step"] += 1
+    new = state["step"].item() ** DECAY
+    if g.dim() > 1:
+        r = state["row_var"].lerp_(g.square().mean(-1, keepdim=True), new)
+        c = state["col_var"].lerp_(g.square().mean(-2, keepdim=True), new)
+        v = r @ c / r.mean(-2, keepdim=True).clamp(min=EPS1)
+    else:
+        v = state["variance"].lerp_(g.square(), new)
+    u = g * v.clamp(min=EPS1**2).rsqrt()
+    rate = lr * _rms(w).clamp(min=EPS2)
+    w.mul_(1 - lr * weight_decay)
+    w.sub_(u * (rate / _rms(u).clamp(min=1)))
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.norm() / x.numel() ** 0.5

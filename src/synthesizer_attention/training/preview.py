@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, one_line_for_memory
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.cost import (
     cache_bytes_per_token,
@@ -22,10 +22,9 @@ from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Task
-from synthesizer_attention.training.accelerator import one_line_for_memory, open_accelerator
 from synthesizer_attention.training.build import build_config, build_model, rough_config
 from synthesizer_attention.training.evaluate import answer, evaluating
-from synthesizer_attention.training.loop import Loop
+from synthesizer_attention.training.loop import Loop, open_accelerator
 
 TRIED = 4  # steps, the first of which warms up
 

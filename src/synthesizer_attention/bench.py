@@ -1,0 +1,530 @@
+"""Time and memory of each variant beside dot product attention, in the same rounds.
+
+bench(Plan(...)) -> Result     measures a sublayer, a training step of a model, or decoding
+explain(plan)                  which path each variant would take, and why
+write(result, ...)             bench.json, bench.csv, report.html
+"""
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.ticker import FixedLocator, NullLocator
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from synthesizer_attention.attention.baselines import build_mixer
+from synthesizer_attention.attention.fast import dispatch as fast
+from synthesizer_attention.attention.hook import kernels
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.synthesis import Size
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.models.config import SynthesizerConfig
+from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.report.blocks import Code, Figures, Placed, Plot, Section, Table, Text
+from synthesizer_attention.report.page import page
+from synthesizer_attention.report.style import End, drawing, look_of, name_at_right, to_svg
+from synthesizer_attention.report.write import write_files
+from synthesizer_attention.spec import variants
+from synthesizer_attention.training.meter import clock_name, peak_memory, time_in_turn
+from synthesizer_attention.untrusted import check_links
+
+DOT, GPT2, TORCH = "dot", "Hugging Face GPT-2", "torch.nn.MultiheadAttention"
+FROZEN = " frozen"  # ends the name of a variant whose tables are frozen
+VIEWS = ("causal", "full", "padded")
+SUBLAYERS = ("train", "inference")  # modes without a model
+MODELS_OF = {"lm": "decoder", "classifier": "encoder", "seq2seq": "encoder_decoder"}
+MODES = (*SUBLAYERS, *MODELS_OF, "decode")
+VARIANTS = (
+    "random",
+    "fixed_random",
+    "factorized_random",
+    "dense",
+    "factorized_dense",
+    "relative",
+    "random+dense",
+    "random+dot",
+    "dense+dot",
+)
+SMALL: dict[str, Any] = {
+    "d_model": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "tokens": 2048,
+    "vocab_size": 260,
+}
+SMALL |= {"lengths": (64,)}  # as the recipe python-docs
+HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
+
+Tell = Callable[[int, int, str], None]
+"""Called with the number of measurements done, their total, and the next one."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes that all variants of one comparison share."""
+
+    mode: str
+    view: str
+    length: int
+    batch: int
+    d_model: int
+    num_heads: int
+    num_layers: int
+    vocab_size: int
+    device: str
+    threads: int = 1
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure; with `tokens` the batch follows the length."""
+
+    variants: tuple[str, ...] = VARIANTS
+    modes: tuple[str, ...] = SUBLAYERS
+    views: tuple[str, ...] = ("causal", "full")
+    lengths: tuple[int, ...] = (1024,)
+    tokens: int = 4096
+    d_model: int = 512
+    num_heads: int = 8
+    num_layers: int = 6
+    vocab_size: int = 8000
+    rounds: int = 5
+    device: str = "cpu"
+    peers: bool = False
+    threads: str = "1"  # several as 1,2
+    compiled: bool = False  # every module by torch.compile, in one graph
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("mode", self.modes, MODES), ("view", self.views, VIEWS)):
+            for wrong in set(given) - set(known):
+                raise UserError(f"unknown {name} {wrong!r}; choose from {', '.join(known)}")
+        if not re.fullmatch("[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", self.threads):
+            raise UserError(f"--threads is {self.threads!r}; expected numbers such as 1 or 1,2")
+        try:
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).partition("\n")[0][:100]
+            raise UserError(
+                f"torch has no device {self.device!r} here ({why}); choose cpu or cuda"
+            ) from None
+        if self.compiled and set(self.modes) - {*SUBLAYERS}:
+            raise UserError("only the modes train and inference are compiled; leave the others out")
+
+    def settings(self) -> Iterator[Setting]:
+        """Every comparison: one mode, view and length; a whole model has its own view."""
+        shared = ("d_model", "num_heads", "num_layers", "vocab_size", "device", "compiled")
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        numbers = dict.fromkeys(map(int, self.threads.split(",")))
+        for mode in self.modes:
+            views = self.views if mode in SUBLAYERS else ("",)
+            for view, length, threads in product(views, self.lengths, numbers):
+                batch = max(1, self.tokens // length)
+                yield Setting(mode, view, length, batch, threads=threads, **sizes)
+
+    def names(self, setting: Setting) -> list[str]:
+        """Who is compared in a setting, dot first; one table alone can be frozen."""
+        names = [DOT, *[name for name in self.variants if name != DOT]]
+        if setting.mode in ("inference", "decode") and "padded" not in setting.view:
+            known = ((name, variants().get(name)) for name in self.variants)
+            names += [
+                name + FROZEN
+                for name, variant in known
+                if variant and not (variant.depends_on_input or variant.baseline)
+            ]
+        if self.peers and setting.mode in SUBLAYERS:
+            names.append(TORCH)
+        if self.peers and setting.mode in ("lm", "decode"):
+            names.append(GPT2)
+        return names
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant in one setting, measured."""
+
+    variant: str
+    mode: str
+    view: str
+    length: int
+    batch: int
+    best_seconds: float
+    median_seconds: float
+    speed: float  # times as fast as dot, by best rounds
+    speed_low: float  # of the rounds
+    speed_high: float
+    tokens_per_second: float
+    saved_bytes: int | None
+    peak_bytes: int | None
+    flops: int | None
+    gemm_fraction: float | None  # of this machine's rate for a large matrix product
+    threads: int = 1
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """All rows, and the machine that they were measured on."""
+
+    plan: Plan
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant in one setting: a call, ready to run; its module and inputs exist already."""
+
+    work: Callable[[], object]
+    module: nn.Module
+    forward: Callable[[], Tensor] | None = None  # keeps tensors for backward; None in inference
+
+
+def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
+    """Measure everything in the plan, each setting in rounds of all its variants."""
+    kernels().prepare()
+    device, settings = torch.device(plan.device), list(plan.settings())
+    torch.set_num_threads(settings[0].threads)
+    rate = gemm_rate(device)
+    result = Result(plan, machine(device, rate))
+    total, done = len(settings) * (plan.rounds + 1), 0
+    for setting in settings:
+        what = f"{setting.mode} {setting.view} length {setting.length}"
+        if setting.threads != torch.get_num_threads():
+            torch.set_num_threads(setting.threads)
+            rate = gemm_rate(device)
+        tell(done, total, what)
+        cases = {name: build_case(name, setting) for name in plan.names(setting)}
+        peaks: dict[str, int | None] = dict.fromkeys(cases)
+        if setting.mode != "decode":  # which is too many small steps to be watched
+            for name, case in cases.items():  # first, while no gradient exists
+                with peak_memory(device) as memory:
+                    case.work()
+                peaks[name] = memory.peak
+        rounds = []
+        for seconds in time_in_turn([case.work for case in cases.values()], plan.rounds, device):
+            rounds.append(seconds)
+            done += 1
+            tell(done, total, what)
+        columns = list(zip(*rounds, strict=True))
+        for (name, case), ours in zip(cases.items(), columns, strict=True):
+            best, speeds = min(ours), [d / s for d, s in zip(columns[0], ours, strict=True)]
+            flops = count_flops(name, setting)
+            row = Row(
+                variant=name,
+                mode=setting.mode,
+                view=setting.view,
+                length=setting.length,
+                batch=setting.batch,
+                best_seconds=best,
+                median_seconds=median(ours),
+                speed=min(columns[0]) / best,
+                speed_low=min(speeds),
+                speed_high=max(speeds),
+                tokens_per_second=setting.batch * setting.length / best,
+                saved_bytes=saved_bytes(case),
+                peak_bytes=peaks[name],
+                flops=flops,
+                gemm_fraction=None if flops is None else flops / best / rate,
+                threads=setting.threads,
+                compiled=setting.compiled,
+            )
+            result.rows.append(row)
+        done += 1
+    tell(total, total, "done")
+    return result
+
+
+def machine(device: torch.device, rate: float) -> dict[str, Any]:
+    """The machine and the clock."""
+    processor = f"{platform.machine()} CPU, {os.cpu_count()} cores"
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "threads": torch.get_num_threads(),
+        "clock": clock_name(device),
+        "torch": torch.__version__,
+        "gemm_flops_per_second": round(rate),
+        "kernel": "compiled" if fast.has_kernel(device) else "none",
+        "load_average": os.getloadavg()[0],
+        "claims": "CUDA" if device.type == "cuda" else "CPU only",
+    }
+
+
+def gemm_rate(device: torch.device, side: int = 1024, tries: int = 8) -> float:
+    """Arithmetic per second of a large matrix product: what this machine can do at best."""
+    left, right = torch.randn(2, side, side, device=device)
+    return 2.0 * side**3 / min(time_in_turn([lambda: left @ right], tries, device))[0]
+
+
+def build_case(name: str, setting: Setting, path: str = "auto") -> Case:
+    """The work of a variant; the attentions in it take this path."""
+    if setting.mode in SUBLAYERS:
+        case = _sublayer(name, setting)
+    else:
+        case = _decode(name, setting) if setting.mode == "decode" else _model_step(name, setting)
+    for attention in _attentions(case.module):
+        attention.path = path
+    return case
+
+
+def _attentions(module: nn.Module) -> list[SyntheticAttention]:
+    return [part for part in module.modules() if isinstance(part, SyntheticAttention)]
+
+
+def count_flops(name: str, setting: Setting) -> int | None:
+    """Multiplications and additions of one call on the plain path; None for peers and decoding.
+
+    Counted on the meta device: all pairs of a long sequence need no memory.
+    """
+    if name in (TORCH, GPT2) or setting.mode == "decode":
+        return None
+    view = setting.view.replace("padded", "full")  # plain computes what padding hides, too
+    setting = replace(setting, compiled=False, device="meta", view=view)
+    case = build_case(name.removesuffix(FROZEN), setting, path="plain")
+    with FlopCounterMode(display=False) as counter:
+        case.work()
+    return counter.get_total_flops()
+
+
+def saved_bytes(case: Case) -> int | None:
+    """What a forward pass keeps for backward beside parameters and buffers."""
+    if case.forward is None:
+        return None
+    own = {tensor.untyped_storage().data_ptr() for tensor in case.module.state_dict().values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = case.forward()
+    del output
+    return sum(kept.values())
+
+
+def _sublayer(name: str, setting: Setting) -> Case:
+    """One attention: a forward pass, and in training a backward one."""
+    length, device, training = setting.length, setting.device, setting.mode == "train"
+    shape = (setting.batch, length, setting.d_model)
+    x = torch.randn(shape, device=device, requires_grad=training)
+    causal, mask = "causal" in setting.view, None
+    if "padded" in setting.view:  # at the right: from none to half of an example
+        lengths = torch.linspace(length, length // 2, setting.batch).long()
+        mask = (torch.arange(length) < lengths[:, None]).to(device)
+    module: nn.Module
+    if name == TORCH:
+        module = nn.MultiheadAttention(setting.d_model, setting.num_heads, batch_first=True)
+        options: dict[str, Any] = {"need_weights": False, "is_causal": causal}
+        future = nn.Transformer.generate_square_subsequent_mask(length).to(device)
+        options["attn_mask"] = future if causal else None
+        options["key_padding_mask"] = None if mask is None else ~mask
+    else:
+        size = Size(setting.d_model, setting.num_heads, length)
+        module = build_mixer(name.removesuffix(FROZEN), size, causal=causal)
+    module = module.to(device)
+    run = torch.compile(module, fullgraph=True) if setting.compiled and name != TORCH else module
+
+    def forward() -> Tensor:
+        out: Tensor = run(x, x, x, **options)[0] if name == TORCH else run(x, attention_mask=mask)
+        return out
+
+    if training:
+        grad = torch.randn_like(x)
+
+        def work() -> None:
+            module.zero_grad()
+            x.grad = None
+            forward().backward(grad)
+
+        return Case(work, module, forward)
+    module.eval()
+    if name != TORCH:  # frozen parameters send nn.MultiheadAttention to a slower path
+        module.requires_grad_(False)
+    if name.endswith(FROZEN):
+        _freeze(name, module)
+    return Case(torch.no_grad()(forward), module)
+
+
+def _freeze(name: str, module: nn.Module) -> None:
+    attentions = _attentions(module)
+    if not attentions:
+        raise UserError(f"{name!r}: only tables freeze; leave 'frozen' out")
+    for attention in attentions:
+        attention.freeze()
+
+
+def _model_step(name: str, setting: Setting) -> Case:
+    """A training step of a whole model on random tokens."""
+    kind = MODELS_OF[setting.mode]
+    model = build_model(name, kind, setting)
+    shape = (setting.batch, setting.length)
+    ids = torch.randint(2, setting.vocab_size, shape, device=setting.device)
+    labels = ids[:, 0] % 2 if kind == "encoder" else ids
+
+    def forward() -> Tensor:
+        loss: Tensor = model(input_ids=ids, labels=labels).loss
+        return loss
+
+    def work() -> None:
+        model.zero_grad()
+        forward().backward()
+
+    return Case(work, model, forward)
+
+
+def _decode(name: str, setting: Setting) -> Case:
+    """As many new tokens as fit behind one."""
+    model = build_model(name.removesuffix(FROZEN), "decoder", setting).eval()
+    if name.endswith(FROZEN):
+        _freeze(name, model)
+    prompt, new = torch.full((setting.batch, 1), 2, device=setting.device), setting.length - 1
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    return Case(lambda: model.generate(prompt, **options), model)
+
+
+def build_model(name: str, kind: str, setting: Setting) -> Any:  # noqa: ANN401
+    """A model of the setting's size with this variant in every layer, or GPT-2."""
+    if name == GPT2:
+        config = GPT2Config(
+            vocab_size=setting.vocab_size,
+            n_positions=setting.length,
+            n_embd=setting.d_model,
+            n_layer=setting.num_layers,
+            n_head=setting.num_heads,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=2,
+            eos_token_id=1,
+        )
+        return GPT2LMHeadModel(config).to(setting.device)
+    ours = SynthesizerConfig(
+        kind=kind,
+        vocab_size=setting.vocab_size,
+        d_model=setting.d_model,
+        num_heads=setting.num_heads,
+        num_layers=setting.num_layers,
+        d_ff=4 * setting.d_model,
+        max_len=setting.length,
+        synthesis=name,
+    )
+    return MODELS[kind](ours).to(setting.device)
+
+
+def explain(plan: Plan) -> list[tuple[str, str, str, str, str]]:
+    """Variant, view, length, path and reason, for each attention of a plan, in training."""
+    lines = []
+    for setting in replace(plan, modes=("train",)).settings():
+        for name in (DOT, *plan.variants):
+            choice = chosen_path(name, setting)
+            lines.append((name, setting.view, str(setting.length), choice.path, choice.reason))
+    return lines
+
+
+def chosen_path(name: str, setting: Setting) -> fast.Choice:
+    """The path of a variant in a setting, asked of the attention itself; nothing is computed."""
+    size = Size(setting.d_model, setting.num_heads, setting.length)
+    mixer = build_mixer(name, size, causal="causal" in setting.view)
+    if not isinstance(mixer, SyntheticAttention):
+        return fast.Choice("its own", "no attention is synthesized")
+    x = torch.empty(1, 1, 1).expand(setting.batch, setting.length, setting.d_model)
+    padded = torch.ones(1, 1, dtype=torch.bool).expand(setting.batch, setting.length)
+    call = fast.Call(
+        x,
+        keys=None,
+        values=x.unflatten(-1, (setting.num_heads, -1)).transpose(1, 2),
+        causal=mixer.causal,
+        mask=padded if "padded" in setting.view else None,
+    )
+    choice = fast.choose(mixer.synthesis, call)
+    if choice.path not in ("table", "blocks") or mixer.synthesis.num_outer:
+        return choice
+    compiled = fast.has_kernel(torch.device(setting.device))
+    return (
+        choice._replace(reason=choice.reason + "; by the compiled kernel") if compiled else choice
+    )
+
+
+def write(result: Result, command: str, directory: Path) -> Path:
+    """Write bench.json, bench.csv and the page with plots; return the page."""
+    check_links(directory)
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in result.rows)
+    texts = {
+        "bench.json": json.dumps({"command": command, **asdict(result)}, indent=1) + "\n",
+        "bench.csv": stream.getvalue(),
+        "report.html": _page(result, command),
+    }
+    write_files(directory, texts)
+    return directory / "report.html"
+
+
+def _page(result: Result, command: str) -> str:
+    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in result.machine.items())
+    sections = []
+    for mode, view in dict.fromkeys((row.mode, row.view) for row in result.rows):
+        rows = [row for row in result.rows if (row.mode, row.view) == (mode, view)]
+        lengths = sorted({row.length for row in rows})
+        blocks: list[Placed] = []
+        if len(lengths) > 1:
+            blocks += [Figures([Plot(speed_by_length(rows), "Times as fast as dot, best rounds.")])]
+        blocks += [
+            Table(HEAD, [cells(row) for row in rows if row.length == length], f"T={length}")
+            for length in lengths
+        ]
+        sections.append(Section(f"{mode} {view}".strip(), blocks))
+    return page("Speed and memory", sections, [Text(facts), Code(command)])
+
+
+def cells(row: Row) -> list[str]:
+    """A row as a reader wants it."""
+    return [
+        row.variant,
+        f"{row.speed:.2f}",
+        f"{row.speed_low:.2f} to {row.speed_high:.2f}",
+        f"{row.best_seconds * 1e3:.1f}",
+        f"{row.tokens_per_second:,.0f}",
+        "" if row.saved_bytes is None else f"{row.saved_bytes / 1e6:.1f}",
+        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.1f}",
+        "" if row.gemm_fraction is None else f"{row.gemm_fraction:.0%}",
+    ]
+
+
+def speed_by_length(rows: list[Row]) -> str:
+    """One curve per variant: times as fast as dot against the length."""
+    lengths = sorted({row.length for row in rows})
+    with drawing(4.2) as (figure, axes):
+        ends = []
+        for place, name in enumerate(dict.fromkeys(row.variant for row in rows)):
+            look = look_of(place)
+            mine = sorted((row.length, row.speed) for row in rows if row.variant == name)
+            xs, ys = zip(*mine, strict=True)
+            axes.plot(xs, ys, color=look["color"], linestyle=look["linestyle"], linewidth=1.5)
+            ends.append(End(xs[-1], ys[-1], name, look))
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(lengths))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticklabels([str(length) for length in lengths])
+        axes.set_xlabel("length, at a fixed number of tokens")
+        axes.set_ylabel("times as fast as dot")
+        figure.draw_without_rendering()
+        name_at_right(axes, ends)
+        return to_svg(figure, "times as fast as dot by length, one curve per variant")

@@ -1,1 +1,0 @@
-"""Speed and memory of each variant beside dot product attention, in the same rounds."""
