@@ -6,7 +6,7 @@ import pytest
 from corpus import SMALL, pairs, small, write_tsv
 from synthesizer_attention.data.batch import Ragged
 from synthesizer_attention.metrics import token_bigram_perplexity
-from synthesizer_attention.report.reliability import WITHOUT_A_NETWORK
+from synthesizer_attention.report.notes import WITHOUT_A_NETWORK
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.bag_of_words import BagOfWords

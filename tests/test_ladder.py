@@ -12,9 +12,9 @@ import pytest
 from corpus import pairs, small, write_tsv
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report import ladder
-from synthesizer_attention.report.blocks import Section
 from synthesizer_attention.report.ladder import sentence
 from synthesizer_attention.report.load import Record, Row, Study
+from synthesizer_attention.report.page import Section
 from synthesizer_attention.report.page import page as page_of
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.recipe import dump, load_recipe

@@ -4,8 +4,7 @@ import tomllib
 from importlib import resources
 
 from synthesizer_attention.metrics import GLUE
-from synthesizer_attention.report.metric_tables import COLUMNS
-from synthesizer_attention.report.published import paper_tables
+from synthesizer_attention.report.tables import COLUMNS, paper_tables
 from synthesizer_attention.run.published import paper
 from synthesizer_attention.run.recipe import load_recipe, recipe_names
 from synthesizer_attention.spec import normalize_spec

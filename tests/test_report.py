@@ -16,13 +16,12 @@ import browser
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics import METRICS, Metric, score
-from synthesizer_attention.report import metric_tables, plots
-from synthesizer_attention.report.blocks import Section, Text
-from synthesizer_attention.report.page import page
+from synthesizer_attention.report import plots, tables
+from synthesizer_attention.report.notes import notes
+from synthesizer_attention.report.page import Section, Text, page
 from synthesizer_attention.report.plots import lower_edge, pareto, quality_and_speed
-from synthesizer_attention.report.sections import notes
 from synthesizer_attention.report.style import _spread
-from synthesizer_attention.report.tables import _bytes, cells
+from synthesizer_attention.report.tables import cells, in_bytes
 from synthesizer_attention.report.write import summarize_all, write_report
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.study import stats
@@ -465,7 +464,7 @@ def test_a_report_needs_no_torch(tmp_path):
 
 
 def test_a_cache_of_bytes_is_not_rounded_to_nothing():
-    shown = [_bytes(value) for value in (None, 0, 512, 24_576, 11 * 2**20)]
+    shown = [in_bytes(value) for value in (None, 0, 512, 24_576, 11 * 2**20)]
     assert shown == ["\N{EN DASH}", "0 B", "512 B", "24 KiB", "11 MiB"]
 
 
@@ -542,11 +541,11 @@ def test_a_metric_added_from_outside_is_scored_judged_and_shown(tmp_path, monkey
         arrays = dict(np.load(file.with_name("statistics.npz")))
         np.savez(file.with_name("statistics.npz"), **arrays, half=arrays["token_accuracy"])
     (summary,) = summarize_all([home])
-    assert metric_tables.metric_tables(summary) is None, "one metric needs no table of its own"
-    monkeypatch.setitem(metric_tables.COLUMNS, "probe", {"all": ("token_accuracy",)})
-    found = metric_tables.metric_tables(summary)
-    assert found.means[0] == ["variant", "all", "half accuracy, %"]
-    words = {row[0]: [cell.rpartition(", ")[2] for cell in row[1:]] for row in found.differences[1]}
+    assert tables.metric_tables(summary) is None, "one metric needs no table of its own"
+    monkeypatch.setitem(tables.COLUMNS, "probe", {"all": ("token_accuracy",)})
+    means, differences = tables.metric_tables(summary)
+    assert means[0] == ["variant", "all", "half accuracy, %"]
+    words = {row[0]: [cell.rpartition(", ")[2] for cell in row[1:]] for row in differences[1]}
     assert words["dense"] == ["worse", "worse"]
     assert stats.margin_for("half").of(90.0) == 0.25
 
@@ -658,11 +657,10 @@ def test_the_main_metric_has_one_interval_in_all_tables(tmp_path, monkeypatch):
     rows = [(spec, spec, (1, 2, 3), share) for spec, share in (("dot", 0.5), ("random", 0.49))]
     summary, _ = made(tmp_path, rows, looks={"planned": [3, 5], "taken": [3]})
     twice = {summary.study.recipe["task"]: {"one": (summary.metric,), "two": (summary.metric,)}}
-    monkeypatch.setattr(metric_tables, "COLUMNS", twice)
-    (_, cells) = metric_tables.metric_tables(summary).differences
+    monkeypatch.setattr(tables, "COLUMNS", twice)
+    (_, cells) = tables.metric_tables(summary)[1]
     told = {
-        line.row.label: metric_tables.difference_and_verdict(line.comparison)
-        for line in summary.lines
+        line.row.label: tables.difference_and_verdict(line.comparison) for line in summary.lines
     }
     assert cells == [["random", told["random"], told["random"]]]
     assert "[" in told["random"]

@@ -7,9 +7,9 @@ import pytest
 
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.report.search import search_table, trial_table
-from synthesizer_attention.report.sections import notes
+from synthesizer_attention.report.notes import notes
 from synthesizer_attention.report.style import LONGEST, shortened
+from synthesizer_attention.report.tables import search_table, trial_table
 from synthesizer_attention.report.write import summarize_all, write_report
 from test_report import make_run
 

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 from matplotlib.axes import Axes
 
-from synthesizer_attention.report.metric_tables import varied_table
+from synthesizer_attention.report.notes import notes
 from synthesizer_attention.report.page import page
 from synthesizer_attention.report.plots import by_value, quality_and_cache
-from synthesizer_attention.report.sections import lead, notes, sections
 from synthesizer_attention.report.summary import scope
-from synthesizer_attention.report.write import summarize_all
+from synthesizer_attention.report.tables import varied_table
+from synthesizer_attention.report.write import lead, sections, summarize_all
 from test_report import make_run
 
 SHARES = {  # of right answers, by difficulty: a table lasts as long as its heads
@@ -99,7 +99,7 @@ def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_result
     summary = probe_study(tmp_path)
     loss = replace(summary, metric="bits_per_byte", higher_is_better=False)
     monkeypatch.setattr(
-        "synthesizer_attention.report.metric_tables.scores_of",
+        "synthesizer_attention.report.tables.scores_of",
         lambda row, key: {1: 4.7312, 2: 4.7316},
     )
     head, lines = varied_table(loss)

@@ -11,8 +11,8 @@ import pytest
 
 from synthesizer_attention.audit.cost import Point, most_heads, sentence
 from synthesizer_attention.report.load import read_run
-from synthesizer_attention.report.sections import notes, text_of
-from synthesizer_attention.report.write import summarize_all
+from synthesizer_attention.report.notes import notes
+from synthesizer_attention.report.write import summarize_all, text_of
 from synthesizer_attention.run.packed import opened
 from synthesizer_attention.run.recipe import load_recipe
 

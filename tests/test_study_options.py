@@ -11,10 +11,8 @@ import pytest
 from corpus import ENGLISH, SMALL
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_studies
-from synthesizer_attention.report.opponent import opponent_of
-from synthesizer_attention.report.sections import text_of
 from synthesizer_attention.report.summary import summarize
-from synthesizer_attention.report.write import write_report
+from synthesizer_attention.report.write import text_of, write_report
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.asked import Asked
@@ -102,7 +100,7 @@ def test_of_two_pretrained_dot_products_the_better_on_validation_is_compared_wit
     for best in names[:2]:
         for row in study.rows[:2]:
             row.runs[0].result["validation"]["accuracy"] = float(row.label == best)
-        assert opponent_of(study).label == best
+        assert study.opponent().label == best
 
 
 def test_a_pretrained_model_of_another_size_is_refused_before_anything_runs(transfer):
@@ -172,9 +170,9 @@ def test_rows_can_be_judged_against_another_row(asked):
     assert json.loads((plan.out / "study.json").read_text())["against"] == ["dense", "random"]
     (study,) = read_studies([plan.out])
     summary = summarize(study)
-    assert [opponent.label for opponent in summary.opponents] == ["dense", "random"]
+    assert [rival.label for rival in summary.rivals] == ["dense", "random"]
     scores = {line.row.label: line.mean for line in summary.lines}
-    for opponent in summary.opponents:
+    for opponent in summary.rivals:
         for label, comparison in opponent.compared.items():
             assert label != opponent.label
             found = scores[label] - scores[opponent.label]

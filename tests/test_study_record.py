@@ -8,8 +8,7 @@ import pytest
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run, read_studies
-from synthesizer_attention.report.sections import text_of
-from synthesizer_attention.report.write import summarize_all
+from synthesizer_attention.report.write import summarize_all, text_of
 from synthesizer_attention.run.records import Study
 from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up

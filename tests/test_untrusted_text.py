@@ -17,8 +17,7 @@ import pytest
 import browser
 from synthesizer_attention import bench
 from synthesizer_attention.cli import main
-from synthesizer_attention.report.blocks import Figures, Plot, Section, Table
-from synthesizer_attention.report.page import page
+from synthesizer_attention.report.page import Figures, Plot, Section, Table, page
 from synthesizer_attention.report.tables import no_formula
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.progress import Lines

@@ -10,7 +10,7 @@ from scipy import stats
 from simulation import BIMODAL, NARROW, NOISES, binary, draw, family_wise
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics import percent_from_statistics, score
-from synthesizer_attention.report.answer import Varied, answer, answer_by_value, kind_of
+from synthesizer_attention.report.summary import Varied, answer, answer_by_value, kind_of
 from synthesizer_attention.study.stats import (
     BITS,
     LEVEL,

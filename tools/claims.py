@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer_attention.report.load import Row
-from synthesizer_attention.report.metric_tables import COLUMNS, higher_is_better
 from synthesizer_attention.report.summary import Summary, measured, scores_of
+from synthesizer_attention.report.tables import COLUMNS, higher_is_better
 from synthesizer_attention.study.stats import (
     BETTER,
     NO_WORSE,

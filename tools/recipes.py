@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from synthesizer_attention.report.blocks import Table
+from synthesizer_attention.report.page import Table
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.run.recipe_keys import TASKS
 from synthesizer_attention.run.recipe_list import Summary, summarize_recipes

@@ -8,17 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.report.blocks import Table
 from synthesizer_attention.report.ladder import blocks, gap_plot, losses_plot, read_ladder
 from synthesizer_attention.report.load import read_studies
-from synthesizer_attention.report.metric_tables import metric_tables
+from synthesizer_attention.report.notes import floors, unplanned_looks
+from synthesizer_attention.report.page import Table
 from synthesizer_attention.report.plots import forest
-from synthesizer_attention.report.published import UNKNOWN, paper_tables
-from synthesizer_attention.report.reliability import floors, unplanned_looks
-from synthesizer_attention.report.sections import value_plot
 from synthesizer_attention.report.style import css_variables
 from synthesizer_attention.report.summary import MISSING, Summary, span, summarize
-from synthesizer_attention.report.tables import cells
+from synthesizer_attention.report.tables import cells, metric_tables, paper_tables
+from synthesizer_attention.report.write import value_plot
 from synthesizer_attention.run.packed import SUFFIX
 from synthesizer_attention.untrusted import plain
 
@@ -152,9 +150,9 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
         parts.append(f"Not run: {', '.join(missing)}.")
     metrics = metric_tables(summary) if summary.study.recipe.get("task") in SEVERAL else None
     if metrics:
-        parts += ["All metrics:", Table(*metrics.means).markdown()]
+        parts += ["All metrics:", Table(*metrics[0]).markdown()]
         parts += [f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"]
-        parts += [Table(*metrics.differences).markdown()]
+        parts += [Table(*metrics[1]).markdown()]
     ladder = read_ladder(summary.study)
     if ladder:
         parts += [block.markdown() for block in blocks(ladder, plots=False)]
@@ -186,7 +184,7 @@ def published(summary: Summary) -> Iterator[str]:
     """The paper's figures of the rows that we have, labelled."""
     specs = [row.spec for row in summary.study.rows]
     for paper in paper_tables(summary.study.recipe.get("paper"), specs):
-        rows = [row for row in paper.rows if row[1] != UNKNOWN]
+        rows = [row for row in paper.rows if row[1] != MISSING]
         if rows:
             yield f"PUBLISHED, not ours: {plain(paper.title)}. Source: {plain(paper.source)}."
             yield Table(paper.head, rows).markdown()

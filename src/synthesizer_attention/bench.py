@@ -33,8 +33,16 @@ from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
-from synthesizer_attention.report.blocks import Code, Figures, Placed, Plot, Section, Table, Text
-from synthesizer_attention.report.page import page
+from synthesizer_attention.report.page import (
+    Block,
+    Code,
+    Figures,
+    Plot,
+    Section,
+    Table,
+    Text,
+    page,
+)
 from synthesizer_attention.report.style import End, drawing, look_of, name_at_right, to_svg
 from synthesizer_attention.report.write import write_files
 from synthesizer_attention.spec import variants
@@ -483,7 +491,7 @@ def _page(result: Result, command: str) -> str:
     for mode, view in dict.fromkeys((row.mode, row.view) for row in result.rows):
         rows = [row for row in result.rows if (row.mode, row.view) == (mode, view)]
         lengths = sorted({row.length for row in rows})
-        blocks: list[Placed] = []
+        blocks: list[Block] = []
         if len(lengths) > 1:
             blocks += [Figures([Plot(speed_by_length(rows), "Times as fast as dot, best rounds.")])]
         blocks += [

@@ -404,9 +404,9 @@ def report(
 
 def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
     """Write the report of runs; print its tables, answers and path."""
-    from synthesizer_attention.report.opponent import DOT
     from synthesizer_attention.report.tables import brief
     from synthesizer_attention.report.write import summarize_all, write
+    from synthesizer_attention.study.rows import DOT
 
     summaries = summarize_all(dirs, verify=verify)
     for summary in summaries:

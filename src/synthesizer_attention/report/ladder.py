@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from synthesizer_attention.metrics import shown
-from synthesizer_attention.report.blocks import Block, Figures, Plot, Points, Table, Text
 from synthesizer_attention.report.load import Record, Row, Study, plain_change
-from synthesizer_attention.report.opponent import opponent_of
+from synthesizer_attention.report.page import Block, Figures, Plot, Points, Table, Text
 from synthesizer_attention.report.style import (
     BLUE,
     MUTED,
@@ -131,7 +130,7 @@ def _flops(run: Record) -> float:
 def read_ladder(study: Study) -> Ladder | None:
     """The rungs of a study; None where it has none, or no run is finished."""
     finished = [run for row in study.rows for run in row.finished]
-    dot = opponent_of(study)
+    dot = study.opponent()
     if not study.facts.get("ladder") or dot is None or not finished:
         return None
     rungs = list(dict.fromkeys(row.varied for row in study.rows))[::-1]

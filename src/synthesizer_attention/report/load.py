@@ -6,17 +6,19 @@ RUNS/<their synthesis>/seed<their seed> start alike).
 """
 
 import json
+import re
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
@@ -26,12 +28,28 @@ from synthesizer_attention.run.recipe import contradicted, leaves
 from synthesizer_attention.run.records import read_study
 from synthesizer_attention.run.run import STUDY, Run, parse_result, read_arrays
 from synthesizer_attention.spec import TABLE_2, normalize_spec
+from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import Looks
 from synthesizer_attention.untrusted import read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
 PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
+RENAMED = {"worth_of_source": "source_gap"}  # keys of older results
+COSTS = {  # where result.json has them; of several stacks the mean
+    "parameters": ("parameters", "total"),
+    "flops": ("flops_per_token",),
+    "training": ("training_tokens_per_second",),
+    "decoding": ("decoding_tokens_per_second",),
+    "memory": ("training_memory_bytes",),
+    "cache": ("cache_bytes_per_token",),
+    "process_memory": ("peak_memory_bytes",),  # of older records
+    "sharpness": ("sharpness",),
+    "source_gap": ("source_gap",),
+    "steps_per_token": ("steps_per_token",),
+}
+SPEEDS = ("training", "decoding")  # which depend on the machine
+Damage = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -61,8 +79,7 @@ class Record:
     @property
     def identity(self) -> str | None:
         """Of the data that it read; runs of older versions have none."""
-        found: str | None = (self.result or {}).get("data", {}).get("identity")
-        return found
+        return self.told("data", "identity")
 
     @property
     def state(self) -> str:
@@ -71,12 +88,9 @@ class Record:
             return self.trouble
         if self.result is not None:
             return "finished"
-        step, steps = self.last_step, self.recipe["train"]["steps"]
+        step = int(self.lines[-1]["step"]) if self.lines else 0
+        steps = self.recipe["train"]["steps"]
         return f"stopped at step {step:,} of {steps:,}" if step else "not started"
-
-    @property
-    def last_step(self) -> int:
-        return int(self.lines[-1]["step"]) if self.lines else 0
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -85,6 +99,13 @@ class Record:
             return Run(self.path).metrics()
         except (OSError, ValueError, RecursionError):
             return []
+
+    def told(self, *keys: str) -> Any:  # noqa: ANN401  whatever a result holds there
+        """What its result has at this place, or None."""
+        found: Any = self.result
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """An .npz of the run; empty where there is none that can be read."""
@@ -97,11 +118,19 @@ class Record:
         }
 
     def samples(self) -> list[dict[str, str]]:
-        """What samples.txt shows."""
+        """What samples.txt shows: `name: text`, with more lines up to the next name."""
+        names = "(?:source|reference|output): "
         try:
-            return _parse_samples(read_regular(self.path / "samples.txt"))
+            text = "\n".join(read_regular(self.path / "samples.txt").splitlines())
         except (OSError, ValueError):
             return []
+        found: list[dict[str, str]] = []
+        for part in re.split(rf"^(?={names})", text, flags=re.MULTILINE)[1:]:
+            name, _, words = part.partition(": ")
+            if name == "source" or not found:
+                found.append({})
+            found[-1][name] = words.strip()
+        return found
 
 
 @dataclass(frozen=True)
@@ -127,10 +156,25 @@ class Row:
     def finished(self) -> tuple[Record, ...]:
         return tuple(run for run in self.runs if run.result is not None)
 
+    def mean(self, *keys: str) -> float | None:
+        """The mean of what its finished runs tell at this place, if one does."""
+        return mean_known(run.told(*keys) for run in self.finished)
 
-def plain_change(change: str) -> str:
-    """'data.difficulty=4' in words: 'difficulty 4'."""
-    return change.rpartition(".")[2].replace("=", " ")
+    @cached_property
+    def cost(self) -> dict[str, float | None]:
+        """Parameters, arithmetic, speed and memory: means over its finished runs."""
+        return {name: self.mean(*keys) for name, keys in COSTS.items()}
+
+    def relative_cost(self, base: "Row | None") -> dict[str, float | None]:
+        """The same over those of a base; no speed where the machines differ."""
+        beside = base.cost if base else {}
+        alike = len(machines([*self.finished, *(base.finished if base else ())])) == 1
+        return {
+            name: own / other
+            if own is not None and (other := beside.get(name)) and (alike or name not in SPEEDS)
+            else None
+            for name, own in self.cost.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -150,9 +194,51 @@ class Study:
         return [run for row in self.rows for run in row.runs]
 
     @property
+    def finished(self) -> list[Record]:
+        return [run for row in self.rows for run in row.finished]
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """What its rows share, from the first run there is."""
         return self.runs[0].recipe if self.runs else {}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """How the opponent was chosen; empty in older records."""
+        return self.facts.get("opponent") or {}
+
+    def opponent(self, varied: tuple[str, ...] | None = None) -> Row | None:
+        """The dot product that rows are compared with: as recorded, or the best on validation.
+
+        Studies that recorded none, and those of --vary, have one for each choice of varied values,
+        and its controls behind it; where no choice is asked for, that of the first row.
+        """
+        if varied is None:
+            varied = self.rows[0].varied if self.rows else ()
+        dots = [row for row in self.rows if row.spec == DOT and row.varied == varied]
+        named = [row for row in dots if row.label == self.chosen.get("label")]
+        first = next((run for row in dots for run in row.finished), None)
+        if first is not None and not named:
+            higher = first.told("higher_is_better") is not False
+            scores = {
+                row.label: score
+                for row in dots
+                if row.candidate
+                and (score := row.mean("validation", first.told("main_metric"))) is not None
+            }
+            best = (max if higher else min)(scores, key=lambda label: scores[label], default=None)
+            named = [row for row in dots if row.label == best]
+        return next(iter(named or dots), None)
+
+    def base_of(self, row: Row) -> Row | None:
+        """The dot product that a row is compared with, once it is trained."""
+        dot = self.opponent(row.varied)
+        return dot if dot is not None and dot.finished else None
+
+
+def plain_change(change: str) -> str:
+    """'data.difficulty=4' in words: 'difficulty 4'."""
+    return change.rpartition(".")[2].replace("=", " ")
 
 
 def normalized(spec: str) -> str:
@@ -163,12 +249,38 @@ def normalized(spec: str) -> str:
         return spec
 
 
+def mean_known(values: Iterable[Any]) -> float | None:
+    """The mean of the numbers that are known; a dict counts as the mean of its own."""
+    own = (mean_known(v.values()) if isinstance(v, dict) else v for v in values)
+    known = [value for value in own if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def machines(runs: Sequence[Record]) -> list[str]:
+    """The kinds of machine that runs were made on: what decides how fast they are."""
+    kinds: dict[str, None] = {}
+    for result in (run.result or {} for run in runs):
+        device = " on ".join(str(result[k]) for k in ("device", "processor") if k in result)
+        kinds[f"{device or '?'}, threads: {result.get('threads', '?')}"] = None
+    return list(kinds)
+
+
+@contextmanager
+def blaming(file: Path) -> Iterator[None]:
+    """Name the file in whatever is wrong with its values."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
 def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
     """Every study and every other group of runs below the paths, each directory once."""
     studies: list[Study] = []
     taken: set[Path] = set()
     loose: list[Record] = []
-    for path in map(opened, _with_packed(paths)):
+    packed = (found for path in paths for found in (path, *sorted(path.glob(f"*{SUFFIX}"))))
+    for path in map(opened, packed):
         if not path.is_dir():
             raise UserError(
                 f"{path} is not a directory; name run directories, one that contains some, or a "
@@ -216,13 +328,6 @@ def _without_other_data(study: Study) -> Study:
     return replace(study, rows=tuple(rows))
 
 
-def _with_packed(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths, each directory followed by the studies that are packed in it."""
-    for path in paths:
-        yield path
-        yield from sorted(path.glob(f"*{SUFFIX}"))
-
-
 def read_run(path: Path, *, verify: bool = True) -> Record:
     """A run directory, whatever state it is in; its files are compared with its manifest."""
     recipe: dict[str, Any] = {"name": path.name, "synthesis": "unknown", "seed": 0}
@@ -230,74 +335,66 @@ def read_run(path: Path, *, verify: bool = True) -> Record:
     damage = find_damage(path, PLOTTED, hashes=verify, spared=WEIGHTS) if finished else None
     try:
         stored = tomllib.loads(read_regular(path / RECIPE))
-        _check_recipe(stored)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        words = [stored[name] for name in ("name", "task", "synthesis")]
+        numbers = [stored["seed"], stored["train"]["steps"]]
+        if {*map(type, words)} != {str} or {*map(type, numbers)} != {int}:
+            raise TypeError  # no recipe of any version
+    except Damage as error:
         damage = damage or f"unreadable recipe.toml ({type(error).__name__})"
         return Record(path, recipe, None, damage)
     recipe |= stored
+    result = None
     try:
         result = None if damage else parse_result(read_regular(path / RESULT))
-        if result is not None:
-            damage = _disagreement(recipe, result)
     except FileNotFoundError:
-        result = None
         with suppress(OSError):  # which is as good as no file
-            damage = _damaged_lines(path)
-    except UserError as error:
-        return Record(path, recipe, None, f"unreadable result.json ({error})")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return Record(path, recipe, None, f"unreadable result.json ({type(error).__name__})")
+            try:
+                Run(path).metrics()
+            except UserError:
+                damage = "unreadable metrics.jsonl"
+    except Damage as error:
+        said = error if isinstance(error, UserError) else type(error).__name__
+        damage = f"unreadable result.json ({said})"
+    if result is not None:
+        for name in ("task", *OWN_KEYS):
+            if name in result and result[name] != recipe.get(name):
+                damage = f"recipe.toml and result.json disagree on {name}"
+                break
+        result |= {new: result[old] for old, new in RENAMED.items() if old in result}
     return Record(path, recipe, None if damage else result, damage)
-
-
-def _check_recipe(stored: dict[str, Any]) -> None:
-    """A recipe as `dump` writes it, of whatever version: what a report needs of it is there."""
-    for name in ("name", "task", "synthesis"):
-        if not isinstance(stored[name], str):
-            raise TypeError(name)
-    for number in (stored["seed"], stored["train"]["steps"]):
-        if not isinstance(number, int):
-            raise TypeError("seed or steps")
-
-
-def _disagreement(recipe: dict[str, Any], result: dict[str, Any]) -> str | None:
-    """What recipe.toml and result.json do not agree on, where one of them was damaged."""
-    for name in ("task", "synthesis", "decoder_synthesis", "seed"):
-        if name in result and result[name] != recipe.get(name):
-            return f"recipe.toml and result.json disagree on {name}"
-    return None
-
-
-def _damaged_lines(path: Path) -> str | None:
-    try:
-        Run(path).metrics()
-    except UserError:
-        return "unreadable metrics.jsonl"
-    return None
 
 
 def _read_study(file: Path, verify: bool) -> Study:
     home, stored = file.parent, read_study(file)
-    rows = tuple(_read_row(home, row, verify) for row in stored["rows"])
-    for place, (row, told) in enumerate(zip(rows, stored["rows"], strict=True)):
+    rows = []
+    for place, told in enumerate(stored["rows"]):
+        runs = [
+            read_run(path, verify=verify)
+            for path in (home / run for run in told["runs"])
+            if any((path / name).exists() for name in (RECIPE, RESULT, MANIFEST))
+        ]
+        row = Row(
+            told["label"],
+            told["spec"],
+            tuple(runs),
+            **{name: told.get(name) for name in ("error", "note", "left_out")},
+            trials=tuple(told.get("trials") or ()),
+            varied=tuple(told.get("varied") or ()),
+            candidate=told.get("candidate") is True,
+        )
+        rows.append(row)
         for run in row.runs:
             if wrong := _contradiction(row, told.get("settings", ()), run):
                 raise UserError(
                     f"{file}: rows.{place}, {row.label!r}, lists {run.path}, whose recipe.toml "
                     f"has {wrong}; restore the file that was changed"
                 )
-    name = stored.get("recipe") or home.name
+    with blaming(file):
+        looks = Looks.read(stored["looks"]) if stored.get("looks") else None
     known = {"command", "margin", "rows", "recipe", "looks"}
     facts = {key: value for key, value in stored.items() if key not in known}
-    looks = _read_looks(file, stored["looks"]) if stored.get("looks") else None
-    return Study(name, home, rows, stored.get("command"), stored.get("margin"), looks, facts)
-
-
-def _read_looks(file: Path, looks: dict[str, Any]) -> Looks:
-    try:
-        return Looks.read(looks)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+    name = stored.get("recipe") or home.name
+    return Study(name, home, tuple(rows), stored.get("command"), stored.get("margin"), looks, facts)
 
 
 def _contradiction(row: Row, settings: Sequence[str], run: Record) -> str | None:
@@ -311,25 +408,6 @@ def _contradiction(row: Row, settings: Sequence[str], run: Record) -> str | None
     return found and f"{found[0].partition('=')[0]} {found[1]!r} where the row has {found[0]}"
 
 
-def _read_row(home: Path, row: dict[str, Any], verify: bool) -> Row:
-    runs = [
-        read_run(path, verify=verify)
-        for path in (home / run for run in row["runs"])
-        if any((path / name).exists() for name in (RECIPE, RESULT, MANIFEST))
-    ]
-    remarks = {name: row.get(name) for name in ("error", "note", "left_out")}
-    trials, varied = tuple(row.get("trials") or ()), tuple(row.get("varied") or ())
-    return Row(
-        row["label"],
-        row["spec"],
-        tuple(runs),
-        trials=trials,
-        varied=varied,
-        candidate=row.get("candidate") is True,
-        **remarks,
-    )
-
-
 def _group(records: Sequence[Record]) -> list[Study]:
     """Tables of runs whose recipes differ in OWN_KEYS alone."""
     groups: dict[str, list[Record]] = {}
@@ -337,10 +415,19 @@ def _group(records: Sequence[Record]) -> list[Study]:
         shared = {key: value for key, value in record.recipe.items() if key not in OWN_KEYS}
         shared["train"] = {**shared.get("train", {}), "start_from": _start(record)}
         groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(record)
-    return [
-        _study_of(runs, _distinct_name(runs[0], [other[0] for other in groups.values()]))
-        for runs in groups.values()
-    ]
+    studies = []
+    for runs in groups.values():
+        rows: dict[str, list[Record]] = {}
+        for run in sorted(
+            runs, key=lambda run: ([*TABLE_2, run.spec].index(run.spec), str(run.path))
+        ):
+            rows.setdefault(run.spec, []).append(run)
+        first, *others = [run.path for run in runs]
+        home = (p for p in (first, *first.parents) if all(o.is_relative_to(p) for o in others))
+        name = _distinct_name(runs[0], [other[0] for other in groups.values()])
+        made = tuple(Row(spec, spec, tuple(found)) for spec, found in rows.items())
+        studies.append(Study(name, next(home), made))
+    return studies
 
 
 def _start(record: Record) -> str | None:
@@ -348,51 +435,21 @@ def _start(record: Record) -> str | None:
     start: str | None = record.recipe.get("train", {}).get("start_from")
     if start is None:
         return None
-    own = str(record.recipe["synthesis"]).replace(":", "_")
-    parts = ["{synthesis}" if part == own else part for part in Path(start).parts]
-    return "/".join("seed{seed}" if part == f"seed{record.seed}" else part for part in parts)
+    twin = {
+        str(record.recipe["synthesis"]).replace(":", "_"): "{synthesis}",
+        f"seed{record.seed}": "seed{seed}",
+    }
+    return "/".join(twin.get(part, part) for part in Path(start).parts)
 
 
 def _distinct_name(run: Record, others: Sequence[Record]) -> str:
     """A recipe's name and, where another group shares it, the values in which they differ."""
     name = str(run.recipe["name"])
     namesakes = [dict(leaves(other.recipe)) for other in others if other.recipe["name"] == name]
-    mine = [(key, value) for key, value in leaves(run.recipe) if key not in OWN_KEYS]
     own = [
-        f"{k}={v}"
-        for k, v in mine
-        if k != "train.start_from" and any(other.get(k) != v for other in namesakes)
+        f"{key}={value}"
+        for key, value in leaves(run.recipe)
+        if key not in (*OWN_KEYS, "train.start_from")
+        and any(other.get(key) != value for other in namesakes)
     ]
     return f"{name} ({', '.join(own)})" if own else name
-
-
-def _study_of(runs: Sequence[Record], name: str) -> Study:
-    rows: dict[str, list[Record]] = {}
-    for run in sorted(runs, key=lambda run: (_rank(run.spec), str(run.path))):
-        rows.setdefault(run.spec, []).append(run)
-    made = tuple(Row(spec, spec, tuple(found)) for spec, found in rows.items())
-    return Study(name, _common(runs), made)
-
-
-def _rank(spec: str) -> int:
-    return TABLE_2.index(spec) if spec in TABLE_2 else len(TABLE_2)
-
-
-def _common(runs: Sequence[Record]) -> Path:
-    first, *others = [run.path for run in runs]
-    return next(p for p in (first, *first.parents) if all(o.is_relative_to(p) for o in others))
-
-
-def _parse_samples(text: str) -> list[dict[str, str]]:
-    """Blocks of `name: text`; a line without a known name goes on with the text before it."""
-    samples: list[dict[str, str]] = []
-    last = ""
-    for line in text.splitlines():
-        name, colon, rest = line.partition(": ")
-        if colon and name in ("source", "reference", "output"):
-            if name == "source" or not samples:
-                samples.append({})
-            samples[-1][name], last = rest, name
-        elif samples and last:
-            samples[-1][last] += f"\n{line}"
-    return [{name: value.strip() for name, value in sample.items()} for sample in samples]

@@ -1,4 +1,4 @@
-"""The plots of numbers: differences from dot, quality against speed, learning curves."""
+"""The plots: differences from dot, quality against cost, curves, and where the heads look."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
-from synthesizer_attention.report.costs import machines
-from synthesizer_attention.report.opponent import DOT
-from synthesizer_attention.report.search import trials_of
+from synthesizer_attention.report.load import machines
+from synthesizer_attention.report.page import Plot
 from synthesizer_attention.report.style import (
     BLUE,
     MUTED,
     RED,
     SHADE,
+    TEXT,
     End,
     drawing,
     list_at_right,
@@ -25,13 +27,23 @@ from synthesizer_attention.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer_attention.report.summary import Line, Summary
+from synthesizer_attention.report.summary import MINUS, Line, Summary
+from synthesizer_attention.report.tables import trials_of
+from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import BETTER, NO_WORSE, WORSE
-from synthesizer_attention.study.tune import Tried, learning_rate_of, settings_tried
+from synthesizer_attention.study.tune import learning_rate_of, settings_tried
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
 MOST_POINTS = 2000  # of a curve; a longer one is thinned
 FAR = 3  # times as far from the best as all other rows: would leave them no room
+SHOWN = (DOT, "random", "dense", "random+dot")
+MOST = 4  # rows side by side where the table has others
+MOST_LAYERS = 6
+MOST_MIXTURES = 8
+STACKS = ("encoder", "decoder")
+GAP = 2  # pixels between maps
+UP, RIGHT = "better \N{UPWARDS ARROW}", "\N{RIGHTWARDS ARROW}"
+Array = NDArray[Any]
 
 _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
 
@@ -53,7 +65,7 @@ def forest(summary: Summary) -> str:
         _scale(axes, reach, margin)
         if not summary.higher_is_better:
             axes.invert_xaxis()
-        worst = -margin if summary.higher_is_better else margin
+        worst = -margin * summary.sign
         axes.axvspan(worst, 0, color=SHADE, linewidth=0, zorder=0)
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.axvline(worst, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
@@ -75,12 +87,10 @@ def forest(summary: Summary) -> str:
         words.tick_params(axis="y", length=0)
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""
-        unit = f"{literal(summary.metric_name)}{scale}"
+        unit = f"{literal(summary.metric_name)}{scale} (better {RIGHT})"
         dot = summary.dot_name
         between = "\n" if dot != DOT else ", "  # a long name would not fit beside the unit
-        axes.set_xlabel(
-            f"difference from {literal(dot)}{between}{unit} (better \N{RIGHTWARDS ARROW})"
-        )
+        axes.set_xlabel(f"difference from {literal(dot)}{between}{unit}")
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
 
 
@@ -89,22 +99,19 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
     axes.set_xlim(-reach, reach)
     if reach <= SPREAD_OUT * margin or not margin:  # dot scores 0, and so does its margin
         axes.xaxis.set_major_locator(MaxNLocator(5, symmetric=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(_signed))
-        return
-    near = 2 * margin
-    axes.set_xscale("symlog", linthresh=near, linscale=1.2)
-    axes.set_xlim(-1.4 * reach, 1.4 * reach)
-    round_ones = [k * 10.0**power for power in range(-6, 7) for k in (1, 2, 3, 5)]
-    marks = [v for v in round_ones if near * 0.999 <= v <= reach] or [near]  # as floats go
-    shown = marks[:: max(1, len(marks) - 1)]  # the first and the last have room for their numbers
-    ticks = sorted({0.0, *shown, *(-value for value in shown)})
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_signed))
-
-
-def _signed(value: float, _: int | None) -> str:
-    return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
+    else:
+        near = 2 * margin
+        axes.set_xscale("symlog", linthresh=near, linscale=1.2)
+        axes.set_xlim(-1.4 * reach, 1.4 * reach)
+        round_ones = [k * 10.0**power for power in range(-6, 7) for k in (1, 2, 3, 5)]
+        marks = [v for v in round_ones if near * 0.999 <= v <= reach] or [near]  # as floats go
+        shown = marks[:: max(1, len(marks) - 1)]  # the first and the last have room for numbers
+        ticks = sorted({0.0, *shown, *(-value for value in shown)})
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: f"{v:+.3g}".replace("-", MINUS) if abs(v) > 1e-12 else "0")
+    )
 
 
 def by_value(
@@ -126,7 +133,7 @@ def by_value(
                 axes.plot([place + 0.04 * (number + 1)] * len(scores), scores, **seeds)
         axes.set_xticks(range(len(values)), list(map(literal, values)))
         axes.set_xlabel(literal(key))
-        axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
+        axes.set_ylabel(f"{literal(summary.metric_name)} ({UP})")
         axes.legend(fontsize=8)
         return to_svg(figure, f"{summary.metric_name} by {key}, one line per variant")
 
@@ -136,81 +143,60 @@ def quality_and_speed(summary: Summary) -> str:
     relative = any(line.relative["training"] for line in summary.lines)
     if not relative and len(machines(summary.finished)) > 1:
         return ""
+    costs = [(line.relative if relative else line.cost)["training"] for line in summary.drawn]
     unit = "times dot's" if relative else "tokens per second"
-    return _front(
-        summary,
-        lambda line: (line.relative if relative else line.cost)["training"],
-        f"training speed, {unit} (faster \N{RIGHTWARDS ARROW})",
-        "Quality against training speed, with the Pareto front",
-    )
+    label = f"training speed, {unit} (faster {RIGHT})"
+    return _front(summary, costs, label, "Quality against training speed, with the Pareto front")
 
 
 def quality_and_cache(summary: Summary) -> str:
     """The same against what decoding keeps of a token; empty where all rows keep as much."""
-    if len({line.cost["cache"] for line in summary.drawn} - {None}) < 2:
+    costs = [line.cost["cache"] for line in summary.drawn]
+    if len({*costs} - {None}) < 2:
         return ""
-    return _front(
-        summary,
-        lambda line: line.cost["cache"],
-        "cache, bytes per token (smaller \N{RIGHTWARDS ARROW})",
-        "Quality against the cache of a token, with the Pareto front",
-        less=True,
-    )
+    title = "Quality against the cache of a token, with the Pareto front"
+    return _front(summary, costs, f"cache, bytes per token (smaller {RIGHT})", title, along=-1)
 
 
 def _front(
-    summary: Summary,
-    read: Callable[[Line], float | None],
-    label: str,
-    title: str,
-    *,
-    less: bool = False,
+    summary: Summary, costs: Sequence[float | None], label: str, title: str, *, along: int = 1
 ) -> str:
-    """Quality against a cost that is better when more, or less; better is right and up."""
-    shown = [(line.index, line, read(line), line.mean) for line in summary.drawn]
+    """Quality against a cost, better being right (along it, or against it: -1) and up."""
     points = [
-        (place, line, cost, mean)
-        for place, line, cost, mean in shown
-        if cost is not None and mean is not None and math.isfinite(mean)
+        (line, cost, line.mean)
+        for line, cost in zip(summary.drawn, costs, strict=True)
+        if cost is not None and line.mean is not None and math.isfinite(line.mean)
     ]
     if len(points) < 2:
         return ""
-    sign, along = 1 if summary.higher_is_better else -1, -1 if less else 1
+    sign = summary.sign
     with drawing(3.6) as (figure, axes):
         if sign < 0:
             axes.invert_yaxis()
-        if less:
+        if along < 0:
             axes.invert_xaxis()
-        front = pareto([(along * cost, sign * mean) for _, _, cost, mean in points])
+        front = pareto([(along * cost, sign * mean) for _, cost, mean in points])
         edge = sign * lower_edge([sign * mean for *_, mean in points])
         heights = [sign * max(sign * mean, sign * edge) for *_, mean in points]
-        path = sorted(((points[place][2], heights[place]) for place in front), reverse=less)
+        path = sorted(((points[place][1], heights[place]) for place in front), reverse=along < 0)
         axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
-        for order, ((place, _, cost, mean), height) in enumerate(zip(points, heights, strict=True)):
-            look = look_of(place)
-            inside = look["color"] if order in front else "none"
+        names = []
+        for order, ((line, cost, mean), height) in enumerate(zip(points, heights, strict=True)):
+            look = look_of(line.index)
+            colour = look["color"]
+            inside = colour if order in front else "none"
             axes.plot(
-                cost,
-                height,
-                look["marker"],
-                color=look["color"],
-                markerfacecolor=inside,
-                markersize=7,
+                cost, height, look["marker"], color=colour, markerfacecolor=inside, markersize=7
             )
             if height != mean:
                 far = f"{mean:.{summary.digits}f} \N{DOWNWARDS ARROW}"
                 axes.annotate(far, (cost, height), (0, 8), textcoords="offset points",
-                              ha="center", fontsize=8, color=look["color"])  # fmt: skip
+                              ha="center", fontsize=8, color=colour)  # fmt: skip
+            names.append((line.row.label, look, order in front))
         axes.set_xlabel(label)
-        axes.set_ylabel(f"{literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
+        axes.set_ylabel(f"{literal(summary.metric_name)} ({UP})")
         axes.margins(0.08)
-        list_at_right(
-            axes,
-            [
-                (line.row.label, look_of(place), order in front)
-                for order, (place, line, _, _) in enumerate(points)
-            ],
-        )
+        list_at_right(axes, names)
         return to_svg(figure, title)
 
 
@@ -235,7 +221,14 @@ def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
 
 def score_by_rate(summary: Summary) -> str:
     """Every trial's validation score against its learning rate; where two seeds chose, both."""
-    rows = [(line, points) for line in summary.drawn if (points := _rated(line, summary))]
+    rows = []
+    for line in summary.drawn:
+        tried = settings_tried(trials_of(summary, line.row.trials))
+        rated = [
+            (rate, one) for one in tried if (rate := learning_rate_of(one.changes)) is not None
+        ]
+        if rated:
+            rows.append((line, sorted(rated, key=lambda pair: pair[0])))
     if not rows:
         return ""
     with drawing(3.4) as (figure, axes):
@@ -253,65 +246,51 @@ def score_by_rate(summary: Summary) -> str:
                 axes.plot(each, one.known, marker, color=color, markerfacecolor="none")
             rate, best = max(points, key=lambda point: point[1].rank)
             axes.plot(rate, best.mean, marker, color=color)
-        tried = sorted({rate for _, points in rows for rate, _ in points})
-        axes.xaxis.set_major_locator(FixedLocator([tried[0], tried[len(tried) // 2], tried[-1]]))
+        every = sorted({rate for _, points in rows for rate, _ in points})
+        axes.xaxis.set_major_locator(FixedLocator([every[0], every[len(every) // 2], every[-1]]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.2g}"))
         axes.set_xlabel("learning rate")
-        axes.set_ylabel(f"validation {literal(summary.metric_name)} (better \N{UPWARDS ARROW})")
+        axes.set_ylabel(f"validation {literal(summary.metric_name)} ({UP})")
         axes.margins(0.08)
         list_at_right(axes, [(line.row.label, look_of(line.index), True) for line, _ in rows])
         return to_svg(figure, "Validation score by learning rate, one point per trial")
 
 
-def _rated(line: Line, summary: Summary) -> list[tuple[float, Tried]]:
-    """A row's settings by learning rate."""
-    tried = settings_tried(trials_of(line, summary))
-    found = [(learning_rate_of(one.changes), one) for one in tried]
-    return sorted(
-        ((rate, one) for rate, one in found if rate is not None), key=lambda pair: pair[0]
-    )
+def learning_curves(summary: Summary) -> list[Plot]:
+    """Training loss and the main metric on validation by step, and the latter by time.
 
-
-def training_loss(summary: Summary) -> str:
-    """Loss of the training batches by step."""
-    return _curves(summary, lambda line: line.get("loss"), "training loss, nats per target", 1)
-
-
-def validation_metric(summary: Summary) -> str:
-    """The main metric on validation by step."""
-    name, sign = _validation(summary)
-    return _curves(summary, lambda line: line.get("validation", {}).get(summary.metric), name, sign)
-
-
-def validation_by_time(summary: Summary) -> str:
-    """The same by seconds of training; empty where machines differ, or tell no seconds."""
-    if len(machines(summary.finished)) != 1:
-        return ""
-    name, sign = _validation(summary)
-    return _curves(
-        summary,
-        lambda line: line.get("validation", {}).get(summary.metric),
-        name,
-        sign,
-        across="seconds of training",
-        scale=_seconds_per_step,
-    )
-
-
-def _validation(summary: Summary) -> tuple[str, int]:
+    The last is empty where machines differ, or tell no seconds.
+    """
     name = f"validation {literal(summary.metric_name)}"
-    return name, 1 if summary.higher_is_better else -1
 
+    def seconds_per_step(line: Line) -> float | None:
+        told = [
+            seconds / run.recipe["train"]["steps"]
+            for run in line.row.finished
+            if (seconds := run.told("training_seconds"))
+        ]
+        return float(np.mean(told)) if told else None
 
-def _seconds_per_step(line: Line) -> float | None:
-    """The mean over a row's runs; None where they do not tell it."""
-    told = [
-        run.result["training_seconds"] / run.recipe["train"]["steps"]
-        for run in line.row.finished
-        if run.result and run.result.get("training_seconds")
+    def validation(entry: dict[str, Any]) -> float | None:
+        found: float | None = entry.get("validation", {}).get(summary.metric)
+        return found
+
+    ones = dict.fromkeys(range(len(summary.lines)), 1.0)
+    scales = {line.index: seconds_per_step(line) for line in summary.drawn}
+    loss = _curves(summary, lambda e: e.get("loss"), "training loss, nats per target", 1, ones)
+    sign, across = summary.sign, "seconds of training"
+    alike = len(machines(summary.finished)) == 1
+    return [
+        Plot(loss, "Mean over seeds; the band is their range."),
+        Plot(
+            _curves(summary, validation, name, sign, ones), "The same on validation; up is better."
+        ),
+        Plot(
+            _curves(summary, validation, name, sign, scales, across) if alike else "",
+            "The same against the seconds that training took, evaluation left out.",
+        ),
     ]
-    return float(np.mean(told)) if told else None
 
 
 def _curves(
@@ -319,32 +298,38 @@ def _curves(
     read: Callable[[dict[str, Any]], float | None],
     name: str,
     sign: int,
-    *,
+    scales: Mapping[int, float | None],
     across: str = "step",
-    scale: Callable[[Line], float | None] = lambda line: 1.0,
 ) -> str:
     """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
-    drawn = [(line.index, line, scale(line), _mean_curve(line, read)) for line in summary.drawn]
-    curves = [
-        (place, line, (curve[0] * factor, *curve[1:]))
-        for place, line, factor, curve in drawn
-        if len(curve[0]) and factor is not None
-    ]
+    curves = []
+    for line in summary.drawn:
+        values: dict[int, list[float]] = {}
+        for entry in (entry for run in line.row.runs for entry in run.lines):
+            value = read(entry)
+            if value is not None and math.isfinite(value):
+                values.setdefault(int(entry["step"]), []).append(value)
+        scale = scales[line.index]
+        if values and scale is not None:
+            found = [(step, np.mean(at), min(at), max(at)) for step, at in sorted(values.items())]
+            curve = np.array(found).T  # (4, steps): step, mean, least and most
+            curve[0] *= scale
+            curves.append((line, curve))
     if not curves:
         return ""
     with drawing(3.4) as (figure, axes):
         ends = []
-        for place, line, curve in curves:
+        for line, curve in curves:
             steps, mean, low, high = _thinned(curve)
-            look = look_of(place)
+            look = look_of(line.index)
             axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
             marker = look["marker"] if len(steps) == 1 else ""
             axes.plot(
                 steps, mean, color=look["color"], linestyle=look["linestyle"], marker=marker,
-                linewidth=2 if place == 0 else 1.5,
+                linewidth=1.5 if line.index else 2,
             )  # fmt: skip
             ends.append(End(float(steps[-1]), float(mean[-1]), line.row.label, look))
-        longest = max(len(curve[0]) for *_, curve in curves)
+        longest = max(curve.shape[1] for _, curve in curves)
         thinned = f" (thinned to {MOST_POINTS:,} points, extremes kept)"
         axes.set_xlabel(across + thinned * (longest > MOST_POINTS))
         axes.set_ylabel(name)
@@ -356,34 +341,127 @@ def _curves(
         return to_svg(figure, f"{name} by {across}, one curve per row")
 
 
-Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _mean_curve(line: Line, read: Callable[[dict[str, Any]], float | None]) -> Curve:
-    """Steps, mean, least and most over the runs that have a value at the step."""
-    values: dict[int, list[float]] = {}
-    for run in line.row.runs:
-        for entry in run.lines:
-            value = read(entry)
-            if value is not None and math.isfinite(value):
-                values.setdefault(int(entry["step"]), []).append(value)
-    steps = sorted(values)
-    found = [values[step] for step in steps]
-    return (
-        np.array(steps),
-        np.array([np.mean(at) for at in found]),
-        np.array([np.min(at) for at in found]),
-        np.array([np.max(at) for at in found]),
-    )
-
-
-def _thinned(curve: Curve) -> Curve:
+def _thinned(curve: Array) -> Array:
     """At most MOST_POINTS of a curve: its ends, and the least and the most of every stretch."""
-    steps, _, low, high = curve
-    if len(steps) <= MOST_POINTS:
+    _, _, low, high = curve
+    if len(low) <= MOST_POINTS:
         return curve
-    kept = {0, len(steps) - 1}
-    for part in np.array_split(np.arange(len(steps)), MOST_POINTS // 2 - 1):
+    kept = {0, len(low) - 1}
+    for part in np.array_split(np.arange(len(low)), MOST_POINTS // 2 - 1):
         kept |= {int(part[low[part].argmin()]), int(part[high[part].argmax()])}
-    places = sorted(kept)
-    return curve[0][places], curve[1][places], curve[2][places], curve[3][places]
+    return curve[:, sorted(kept)]
+
+
+# The plots of attention.npz, of each row's first finished run.
+
+
+def shown_lines(summary: Summary) -> list[Line]:
+    """The rows whose attention is drawn: the paper's four, or the first few that have any."""
+    maps = {f"{stack}.map" for stack in STACKS}
+    able = [line for line in summary.lines if maps & _arrays(line).keys()]
+    first = {line.row.spec: line for line in reversed(able)}
+    named = [first[spec] for spec in SHOWN if spec in first]
+    others = [line for line in able if line not in named]
+    return [*named, *others][:MOST]
+
+
+def mixtures(summary: Summary) -> list[Line]:
+    """The rows whose mixture weights are drawn."""
+    mixed = [line for line in summary.lines if "+" in line.row.spec and line.row.finished]
+    return mixed[:MOST_MIXTURES]
+
+
+def _arrays(line: Line) -> dict[str, Array]:
+    return line.row.finished[0].arrays("attention.npz") if line.row.finished else {}
+
+
+def attention_plots(
+    lines: Sequence[Line], key: str, draw: Callable[[Line, str, dict[str, Array]], str]
+) -> list[Plot]:
+    """What is drawn of these arrays of each row that has them, encoders first."""
+    found = [(line, _arrays(line)) for line in lines]
+    return [
+        Plot(
+            draw(line, stack, arrays),
+            f"seed {line.row.finished[0].seed}",
+            f"{line.row.label}, {stack}",
+        )
+        for stack in STACKS
+        for line, arrays in found
+        if {f"{stack}.map", f"{stack}.{key}"} <= arrays.keys()
+    ]
+
+
+def mosaic(line: Line, stack: str, arrays: dict[str, Array]) -> str:
+    """Layers downwards, heads to the right, of one test example."""
+    maps = arrays[f"{stack}.map"].astype(np.float64) / 255  # (layers, heads, T, T)
+    chosen = np.unique(np.linspace(0, len(maps) - 1, MOST_LAYERS).round().astype(int))
+    numbers = arrays.get(f"{stack}.layers", np.arange(len(maps)))[chosen]
+    maps = maps[chosen]
+    layers, heads, rows, columns = maps.shape
+    padded = np.pad(maps, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=np.nan)
+    image = np.concatenate([np.concatenate(list(layer), axis=1) for layer in padded], axis=0)
+    with drawing(0.75 + 3.8 * layers / heads) as (figure, axes):
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        drawn = axes.imshow(
+            image[:-GAP, :-GAP], cmap="viridis", norm=PowerNorm(0.5, 0, 1), interpolation="none"
+        )
+        axes.set_xticks([(columns + GAP) * h + columns / 2 for h in range(heads)])
+        axes.set_xticklabels([f"head {h + 1}" if heads <= 8 else str(h + 1) for h in range(heads)])
+        axes.set_yticks([(rows + GAP) * n + rows / 2 for n in range(layers)])
+        axes.set_yticklabels([f"layer {number + 1}" for number in numbers])
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0, labelsize=9)
+        bar = figure.colorbar(
+            drawn, ax=axes, orientation="horizontal", aspect=45, pad=0.03, fraction=0.05
+        )
+        bar.set_ticks([0, 0.05, 0.25, 0.5, 1])
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
+        bar.set_label("weight; queries downwards, keys to the right", fontsize=9)
+        return to_svg(figure, f"Attention maps of {line.row.label}, {stack}, by layer and head")
+
+
+def histogram(line: Line, stack: str, arrays: dict[str, Array]) -> str:
+    """The distribution of the weights before and after training, all layers together."""
+    counts, edges = arrays[f"{stack}.histogram"].sum(1), arrays["edges"]  # (2, bins)
+    looks = (("start", MUTED, (0, (4, 2))), ("end", BLUE, "-"))
+    with drawing(2.5) as (figure, axes):
+        for moment, (name, colour, dashes) in zip(counts, looks, strict=True):
+            share = 100 * moment / max(1, moment.sum())
+            axes.stairs(share, edges, color=colour, linestyle=dashes, linewidth=1.6, label=name)
+        axes.set_xlim(edges[0], edges[-1])
+        powers = [f"{10.0**power:g}" for power in range(-3, 1)]
+        axes.set_xticks(range(-6, 1), ["\N{LESS-THAN OR EQUAL TO}1e-6", "1e-5", "1e-4", *powers])
+        axes.set_xlabel("attention weight")
+        axes.set_ylabel("share of weights, %")
+        axes.legend(loc="upper left")
+        return to_svg(figure, f"Attention weights of {line.row.label}, {stack}, at start and end")
+
+
+def alphas(line: Line, stack: str, arrays: dict[str, Array]) -> str:
+    """The learned weights of a mixture's parts, by layer and head."""
+    found = arrays[f"{stack}.alphas"]  # (layers, heads, parts)
+    layers, heads, parts = found.shape
+    names = line.row.spec.split("+")
+    if len(names) != parts or "," in line.row.spec:
+        names = [f"part {part + 1}" for part in range(parts)]
+    offsets = np.linspace(-0.3, 0.3, heads) if heads > 1 else np.zeros(1)
+    places = (np.arange(layers)[:, None] + 1 + offsets).ravel()
+    with drawing(2.6) as (figure, axes):
+        for part, name in enumerate(names):
+            look = look_of(part + 1)
+            axes.plot(
+                places, found[:, :, part].ravel(), look["marker"], color=look["color"],
+                markersize=5, label=literal(name),
+            )  # fmt: skip
+        axes.axhline(1 / parts, color=TEXT, linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlim(0.4, layers + 0.6)
+        axes.set_xticks(range(1, layers + 1))
+        axes.set_xlabel(f"layer; its {heads} heads from left to right")
+        axes.set_ylabel("alpha (dashed: start)")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=parts)
+        return to_svg(figure, f"Learned alphas of {line.row.label}, {stack}, by layer and head")

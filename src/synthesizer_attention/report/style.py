@@ -9,9 +9,8 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -74,8 +73,7 @@ def look_of(place: int) -> dict[str, Any]:
     return {"color": _CYCLE[colour], "linestyle": dashes, "marker": marker}
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """Where a curve ends, and what it is called."""
 
     x: float

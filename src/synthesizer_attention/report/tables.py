@@ -1,24 +1,38 @@
-"""The table of a study: the same columns for the page, for Markdown and for table.csv."""
+"""The tables of a study: results, metrics, varied values, the search, the paper (no torch)."""
 
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from textwrap import fill
+from typing import Any, NamedTuple
 
-from synthesizer_attention.report.reliability import worst
-from synthesizer_attention.report.summary import MISSING, Line, Summary, difference_text, span
-from synthesizer_attention.study.stats import NOT_JUDGED
+from synthesizer_attention.metrics import GLUE, METRICS, SUPERGLUE, base_metric, shown
+from synthesizer_attention.report.load import Row, Study, plain_change
+from synthesizer_attention.report.summary import (
+    MISSING,
+    Line,
+    Summary,
+    compare,
+    difference_text,
+    scores_of,
+    span,
+)
+from synthesizer_attention.run.published import paper
+from synthesizer_attention.study.stats import NOT_JUDGED, Comparison
+from synthesizer_attention.study.tune import at_the_edge, expected_best, settings_tried
 from synthesizer_attention.untrusted import printable
 
-NAME = 18  # letters of a row's name on a line of a terminal
-
+Cells = tuple[list[str], list[list[str]]]  # head and rows
 Value = float | int | str | None
-
+NAME = 18  # letters of a row's name on a line of a terminal
+TIMES = "\N{MULTIPLICATION SIGN}"
+RATES = ("train.lr", "train.table_rate", "model.positions")
 _FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
+
+# The table of results: the same columns for the page, for Markdown, a terminal and table.csv.
 
 TERMS = {
     "difference from dot": "The variant's mean minus dot's over the seeds both have, with its "
@@ -51,81 +65,104 @@ class Column:
 
     head: str
     show: Callable[[Line], str]
-    keep: dict[str, Callable[[Line], Value]]
-    short: str | None = None
+    keep: Mapping[str, Callable[[Line], Value]]
+    short: str = ""
     show_short: Callable[[Line], str] | None = None
 
 
 def columns(summary: Summary) -> list[Column]:
     """All columns but the row's name; those that no row fills are left out of what is shown."""
-    digits = summary.digits
+    digits, name = summary.digits, summary.metric_name
     several = any(line.sd is not None for line in summary.lines)
     spread = ", mean \N{PLUS-MINUS SIGN} sd" if several else ""
-    score: dict[str, Callable[[Line], Value]] = {
-        "metric": lambda line: summary.metric,
-        "mean": lambda line: line.mean,
-        "sd": lambda line: line.sd,
-        "seeds": lambda line: len(line.scores),
-    }
-    difference: dict[str, Callable[[Line], Value]] = {
-        "difference": _found("difference"),
-        "low": lambda line: _end(line, "low"),
-        "high": lambda line: _end(line, "high"),
-        "low_level": lambda line: line.comparison.levels[0] if line.comparison else None,
-        "high_level": lambda line: line.comparison.levels[1] if line.comparison else None,
-        "margin": _found("margin"),
-    }
-    worst_seed = partial(worst, higher_is_better=summary.higher_is_better)
-    name = summary.metric_name
+    worst = min if summary.higher_is_better else max
+
+    def cost(head: str, key: str, show: Callable[[float | None], str], short: str = "") -> Column:
+        return Column(
+            head, lambda line: show(line.cost[key]), {key: lambda line: line.cost[key]}, short
+        )
+
+    def speed(key: str) -> Column:
+        """Tokens per second, and beside dot's."""
+
+        def show(line: Line) -> str:
+            beside = line.relative[key]
+            return big(line.cost[key]) + (f" ({_times(beside)})" if beside else "")
+
+        keep: dict[str, Callable[[Line], Value]] = {
+            key: lambda line: line.cost[key],
+            f"{key}_relative": lambda line: line.relative[key],
+        }
+        return Column(f"{key}, tokens/s", show, keep, key, lambda line: _times(line.relative[key]))
+
+    def found(read: Callable[[Comparison], Value]) -> Callable[[Line], Value]:
+        return lambda line: read(line.comparison) if line.comparison else None
+
+    def worst_seed(line: Line) -> float | None:
+        return worst(line.scores) if len(line.scores) > 1 else None
+
     return [
-        Column(f"{name}{spread}", lambda line: span(line.scores, digits), score, name),
         Column(
-            "worst seed", lambda line: _number(worst_seed(line), digits), {"worst_seed": worst_seed}
+            f"{name}{spread}",
+            lambda line: span(line.scores, digits),
+            {
+                "metric": lambda line: summary.metric,
+                "mean": lambda line: line.mean,
+                "sd": lambda line: line.sd,
+                "seeds": lambda line: len(line.scores),
+            },
+            name,
+        ),
+        Column(
+            "worst seed", lambda line: number(worst_seed(line), digits), {"worst_seed": worst_seed}
         ),
         Column(
             "difference from dot",
             lambda line: difference_text(line.comparison, digits),
-            difference,
+            {
+                "difference": found(lambda c: c.difference),
+                "low": found(lambda c: c.low if c.covers_seeds else None),
+                "high": found(lambda c: c.high if c.covers_seeds else None),
+                "low_level": found(lambda c: c.levels[0]),
+                "high_level": found(lambda c: c.levels[1]),
+                "margin": found(lambda c: c.margin),
+            },
             f"vs {summary.dot_name}",
         ),
-        Column("verdict", _verdict, {"verdict": _found("word")}, "verdict", _short_verdict),
-        _costs("parameters", "parameters", big, "params"),
-        _costs("FLOPs per token", "flops", big),
-        _speeds("training"),
-        _speeds("decoding"),
-        _costs("peak memory of a training step", "memory", _bytes),
-        _costs("cache per decoded token", "cache", _bytes),
-        _costs("peak memory of the process, libraries included", "process_memory", _bytes),
-        _costs("sharpness", "sharpness", _two_digits, "sharpness"),
-        _costs("source gap", "source_gap", _two_digits),
-        _costs("steps per token", "steps_per_token", _two_digits),
+        Column(
+            "verdict",
+            _verdict,
+            {"verdict": found(lambda c: c.word)},
+            "verdict",  # on a terminal without what the answer below the table says of all rows
+            lambda line: _verdict(line).partition("\n")[0]
+            if line.comparison and line.comparison.word == NOT_JUDGED
+            else _verdict(line),
+        ),
+        cost("parameters", "parameters", big, "params"),
+        cost("FLOPs per token", "flops", big),
+        speed("training"),
+        speed("decoding"),
+        cost("peak memory of a training step", "memory", in_bytes),
+        cost("cache per decoded token", "cache", in_bytes),
+        cost("peak memory of the process, libraries included", "process_memory", in_bytes),
+        cost("sharpness", "sharpness", number, "sharpness"),
+        cost("source gap", "source_gap", number),
+        cost("steps per token", "steps_per_token", number),
         Column("learning rate", _rates, {"learning_rates": _rates}),
-        Column("remarks", lambda line: _under(_remarks(line)), {"remarks": _remarks}),
-    ]
+        Column(
+            "remarks", lambda line: f"\n{said}" if (said := _remarks(line)) else "",
+            {"remarks": _remarks},
+        ),
+    ]  # fmt: skip
 
 
-def _costs(
-    head: str, name: str, show: Callable[[float | None], str], short: str | None = None
-) -> Column:
-    return Column(head, lambda line: show(line.cost[name]), _cost(name), short)
-
-
-def _speeds(name: str) -> Column:
-    """Tokens per second, and beside dot's."""
-    keep = _cost(name) | {f"{name}_relative": lambda line: line.relative[name]}
-    head = f"{name}, tokens/s"
-    return Column(
-        head, lambda line: _speed(line, name), keep, name, lambda line: _times(line.relative[name])
-    )
-
-
-def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
+def cells(summary: Summary) -> Cells:
     """Head and rows as text, without columns that are empty throughout."""
     names = [f"{line.paper_name}\n{line.row.label}" for line in summary.lines]
     return _filled(summary, names, {c.head: c.show for c in columns(summary)})
 
 
-def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
+def brief(summary: Summary) -> Cells:
     """Head and rows for a terminal: what fits beside a row's name."""
     names = [fill(line.row.label, NAME) for line in summary.lines]
     shown = {c.short: c.show_short or c.show for c in columns(summary) if c.short}
@@ -135,7 +172,7 @@ def brief(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def _filled(
     summary: Summary, names: Sequence[str], shown: Mapping[str, Callable[[Line], str]]
-) -> tuple[list[str], list[list[str]]]:
+) -> Cells:
     texts = {head: [show(line) for line in summary.lines] for head, show in shown.items()}
     kept = {head: column for head, column in texts.items() if set(column) - {MISSING, ""}}
     rows = [list(row) for row in zip(names, *kept.values(), strict=True)]
@@ -175,25 +212,23 @@ def big(value: float | None) -> str:
     return f"{value:.0f}"
 
 
-def _cost(name: str) -> dict[str, Callable[[Line], Value]]:
-    return {name: lambda line: line.cost[name]}
+def in_bytes(value: float | None) -> str:
+    """11,534,336 as 11 MiB."""
+    if value is None:
+        return MISSING
+    for size, unit in ((2**20, "MiB"), (2**10, "KiB")):
+        if value >= 10 * size:
+            return f"{value / size:,.0f} {unit}"
+    return f"{value:,.0f} B"
 
 
-def _found(name: str) -> Callable[[Line], Value]:
-    return lambda line: getattr(line.comparison, name) if line.comparison else None
-
-
-def _two_digits(value: float | None) -> str:
-    return _number(value, 2)
-
-
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A number, or a dash."""
     return MISSING if value is None else f"{value:.{digits}f}"
 
 
-def _end(line: Line, name: str) -> float | None:
-    found = line.comparison
-    return getattr(found, name) if found and found.covers_seeds else None
+def _times(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}{TIMES}"
 
 
 def _verdict(line: Line) -> str:
@@ -204,44 +239,234 @@ def _verdict(line: Line) -> str:
     return f"{word}\n{found.advice}" if found.advice else word
 
 
-def _short_verdict(line: Line) -> str:
-    """Without what the answer below the table says of all rows."""
-    judged = line.comparison is None or line.comparison.word != NOT_JUDGED
-    return _verdict(line) if judged else NOT_JUDGED
-
-
-def _speed(line: Line, name: str) -> str:
-    value, relative = line.cost[name], line.relative[name]
-    if value is None:
-        return MISSING
-    return big(value) + (f" ({_times(relative)})" if relative else "")
-
-
-def _times(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2f}\N{MULTIPLICATION SIGN}"
-
-
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    for size, unit in ((2**20, "MiB"), (2**10, "KiB")):
-        if value >= 10 * size:
-            return f"{value / size:,.0f} {unit}"
-    return f"{value:,.0f} B"
-
-
 def _rates(line: Line) -> str:
     rates = [
-        f"{train['lr']:g} (\N{MULTIPLICATION SIGN}{train['table_rate']:g})"
+        f"{train['lr']:g} ({TIMES}{train['table_rate']:g})"
         for run in line.row.runs
         if (train := run.recipe.get("train")) and "lr" in train and "table_rate" in train
     ]
     return ", ".join(dict.fromkeys(rates)) or MISSING
 
 
-def _under(text: str) -> str:
-    return f"\n{text}" if text else ""
-
-
 def _remarks(line: Line) -> str:
     return "; ".join(filter(None, [line.state, line.row.note or ""]))
+
+
+# All metrics of a task, in the order and under the headings of the paper's tables.
+
+_SUITES = {"GLUE": ("glue", GLUE), "SuperGLUE": ("superglue", SUPERGLUE)}
+_PERPLEXITY = {"perplexity of references": ("perplexity",)}
+_ROUGE: dict[str, tuple[str, ...]] = {
+    "ROUGE-1": ("rouge1",),
+    "ROUGE-2": ("rouge2",),
+    "ROUGE-L, summary level": ("rougeLsum",),
+    "ROUGE-L, sentence level": ("rougeL",),
+    **_PERPLEXITY,
+}
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "translation": {"BLEU": ("bleu",), "chrF": ("chrf",), **_PERPLEXITY},
+    "language_modeling": {
+        "perplexity": ("perplexity",),
+        "word perplexity": ("word_perplexity",),
+        "bits per byte": ("bits_per_byte",),
+    },
+    "span_corruption": {
+        "log perplexity": ("loss",),
+        "perplexity": ("perplexity",),
+        "token accuracy, %": ("token_accuracy",),
+    },
+    "principal_sentence": _ROUGE,
+    "summarization": _ROUGE,
+    "dialogue": {
+        "BLEU-1/4": ("bleu1", "bleu4"),
+        "ROUGE-L": ("rougeL",),
+        "METEOR 1.5, no WordNet": ("meteor15_no_wordnet",),
+        "CIDEr": ("cider",),
+        "embedding similarity": ("embedding_average",),
+        **_PERPLEXITY,
+    },
+    "classification": {"accuracy, %": ("accuracy",), "macro F1": ("macro_f1",)},
+    "text_to_text": {
+        head: keys
+        for suite, (prefix, metrics) in _SUITES.items()
+        for head, keys in {
+            suite: (prefix,),
+            **{
+                f"{suite} {printed}": tuple(f"{prefix}_{task}_{name}" for name in metrics[task])
+                for task, printed in paper()["tables"][prefix]["columns"].items()
+                if task != "average"
+            },
+        }.items()
+    },
+}
+"""Headings, and the metrics under each; two under one heading are shown as a/b, as in the paper."""
+_PLACED = {key for columns in COLUMNS.values() for keys in columns.values() for key in keys}
+
+
+def higher_is_better(name: str) -> bool:
+    """Whether more of a metric is better; the loss has no statistics of its own."""
+    return name in METRICS and METRICS[name].higher_is_better
+
+
+def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
+    """Means of all metrics, and differences from dot; None where runs have one metric."""
+    study = summary.study
+    rows = [row for row in study.rows if row.finished]
+    task = str(study.recipe.get("task", ""))
+    added = {shown(name): (name,) for name in METRICS if name not in _PLACED}
+    known = {
+        head: tuple(key for key in keys if any(scores_of(row, key) for row in rows))
+        for head, keys in {**COLUMNS.get(task, {}), **added}.items()
+    }
+    columns = {head: keys for head, keys in known.items() if keys}
+    if len(columns) < 2:
+        return None
+    compared = {
+        key: {line.row.label: line.comparison for line in summary.lines if line.comparison}
+        if key == summary.metric
+        else compare(study, rows, key, higher_is_better(base_metric(key)), None, summary.looks)
+        for keys in columns.values()
+        for key in keys
+    }
+
+    def table(rows: Sequence[Row], show: Callable[[Row, str], str]) -> Cells:
+        return ["variant", *columns], [
+            [row.label, *(" / ".join(show(row, key) for key in keys) for keys in columns.values())]
+            for row in rows
+        ]
+
+    others = [row for row in rows if any(row.label in found for found in compared.values())]
+    return (
+        table(rows, lambda row, key: span(list(scores_of(row, key).values()))),
+        table(others, lambda row, key: difference_and_verdict(compared[key].get(row.label))),
+    )
+
+
+def difference_and_verdict(found: Comparison | None) -> str:
+    """'+0.31 [+0.20, +0.42], better'."""
+    return difference_text(found) + (f", {found.word}" if found is not None else "")
+
+
+def varied_table(summary: Summary) -> Cells | None:
+    """A row for each variant, a column for each value of what --vary changed."""
+    study = summary.study
+    values = list(dict.fromkeys(row.varied for row in study.rows if row.varied))
+    cells: dict[str, list[str]] = {}
+    for row in (row for row in study.rows if row.varied):
+        line = cells.setdefault(row.name, [MISSING] * len(values))
+        scores = list(scores_of(row, summary.metric).values())
+        line[values.index(row.varied)] = span(scores, summary.digits)
+    names = (", ".join(map(plain_change, varied)) for varied in values)
+    rows = [[name, *line] for name, line in cells.items()]
+    return (["variant", *names], rows) if values else None
+
+
+def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, list[float]]]]:
+    """For a plot: each variant's scores by the value that was varied, where one key was."""
+    points: dict[str, list[tuple[str, list[float]]]] = {}
+    for row in study.rows:
+        scores = list(scores_of(row, metric).values())
+        if len(row.varied) == 1 and scores:
+            value = row.varied[0].partition("=")[2]
+            points.setdefault(row.name, []).append((value, scores))
+    return points
+
+
+# What the search tried for each row, what it chose, and by how many seeds.
+
+
+def trials_of(summary: Summary, trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Trials that say which scores are better; those that failed do not on their own."""
+    return [{"higher_is_better": summary.higher_is_better, **trial} for trial in trials]
+
+
+def _searched(summary: Summary) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The trials of each row, and of the dot products that were tried and left."""
+    rows = {line.row.label: trials_of(summary, line.row.trials) for line in summary.lines}
+    yield from ((label, trials) for label, trials in rows.items() if trials)
+    beaten: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials_of(summary, summary.study.chosen.get("trials", [])):
+        label = trial.get("row", "")
+        if label and not rows.get(label):
+            beaten.setdefault(label, []).append(trial)
+    yield from beaten.items()
+
+
+def search_table(summary: Summary) -> Cells:
+    """What the search found for each row: the rate at an edge, and the best to expect of k."""
+    rows = []
+    for label, trials in _searched(summary):
+        expected = expected_best(trials)
+        if not expected or not summary.study.facts.get("tune"):
+            continue
+        places = (0, (len(expected) - 1) // 2, len(expected) - 1)
+        spread = [f"{expected[place]:.{summary.digits}f}" for place in places]
+        edge = at_the_edge(trials)
+        rows.append([label, f"{edge} of those tried: widen" if edge else "inside", *spread])
+    heads = ["best learning rate", "expected best of 1", "of half", "of all trials"]
+    return ["variant", *heads], rows
+
+
+def trial_table(summary: Summary) -> Cells:
+    """What was tried for each row, the best first; without tuning, one row alone is chosen."""
+    searched = {label: (trials, settings_tried(trials)) for label, trials in _searched(summary)}
+    seeds = max((len(one.scores) for _, each in searched.values() for one in each), default=1)
+    several = seeds if seeds > 1 else 0
+    kept = {line.row.label for line in summary.lines}
+    chosen, digits = summary.study.chosen.get("label"), summary.digits
+
+    def rates(changes: Sequence[str]) -> list[str]:
+        set_to = dict(change.split("=", 1) for change in changes)
+        return [set_to.get(key, MISSING) for key in RATES]
+
+    rows = []
+    for label, (trials, each) in searched.items():
+        if summary.study.facts.get("tune"):
+            taken = "chosen" if label in kept else "its best"
+        else:
+            taken = "chosen" if label == chosen else ""
+        for one in sorted(each, key=lambda one: one.rank, reverse=True):
+            scores = ["failed" if s is None else f"{s:.{digits}f}" for s in one.scores]
+            mean = [f"{one.mean:.{digits}f}" if len(scores) > 1 else MISSING] if several else []
+            blank = [MISSING] * (seeds - len(scores))
+            rows.append([label, *rates(one.changes), *scores, *blank, *mean, taken])
+            taken = ""
+        known = {one.changes for one in each}
+        failed = dict.fromkeys(c for t in trials if (c := tuple(t["changes"])) not in known)
+        rows += [[label, *rates(one), "failed", *[MISSING] * several, ""] for one in failed]
+    heads = [f"validation {summary.metric_name}", *["second seed", "mean"][:several], ""]
+    return ["variant", "learning rate", "table rate", "positions", *heads], rows
+
+
+# What the paper reports, from paper.toml: shown beside our numbers, never among them.
+
+
+class PaperTable(NamedTuple):
+    """Some columns of one published table."""
+
+    title: str
+    source: str
+    notes: Sequence[str]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def paper_tables(key: str | None, here: Sequence[str]) -> list[PaperTable]:
+    """The published tables that a recipe's `paper` names; `here` are our rows: specs and labels."""
+    known, found = paper(), []
+    for choice in known["recipes"].get(key, []):
+        stored = known["tables"][choice["table"]]
+        columns = choice.get("columns", list(stored["columns"]))
+        rows = [
+            (
+                row["name"],
+                next((row[key] for key in ("label", "synthesis") if row.get(key) in here), MISSING),
+                *(str(row.get(column, MISSING)) for column in columns),
+            )
+            for row in stored["rows"]
+            if any(column in row for column in columns)
+        ]
+        head = ("published row", "our row", *(stored["columns"][column] for column in columns))
+        source = known["sources"][stored["source"]]
+        found.append(PaperTable(stored["title"], source, stored.get("notes", ()), head, rows))
+    return found
