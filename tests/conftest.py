@@ -46,6 +46,24 @@ def _one_timed_decoding():
 
 
 @pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """One finished run of a language model, to read: its recipe, Run and result.
+
+    With dropout, averaging and accumulation. A test that changes it works on a copy.
+    """
+    from synthesizer_attention.run.run import Run
+    from synthesizer_attention.training.loop import fit
+    from tiny import language_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    changes = ("model.dropout=0.3", "train.average=2", "train.accumulate=2", "train.keep=1")
+    recipe, run = language_model(folder, *changes), Run(folder / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SYNTHESIZER_CACHE", str(folder / "cache"))
+        return recipe, run, fit(recipe, run)
+
+
+@pytest.fixture(scope="session")
 def forks():
     """Commands in forks of one process that has imported everything."""
     from forked import Forks

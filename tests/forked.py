@@ -18,7 +18,7 @@ from pathlib import Path
 from tiny import environment
 
 SERVER = """
-import functools, importlib, json, os, resource, signal, sys, traceback
+import functools, importlib, json, os, resource, runpy, signal, sys, traceback
 from synthesizer_attention.run.console import silence_libraries
 
 silence_libraries()  # as every command does, before torch is imported
@@ -57,7 +57,9 @@ def serve(order):
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"],) * 2)
     code = 1
     try:
-        code = main(order["words"])
+        if order["script"]:
+            runpy.run_path(order["script"], run_name="__main__")
+        code = 0 if order["script"] else main(order["words"])
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -80,10 +82,11 @@ class Forks:
         self._server = None
         self._homes = []
 
-    def start(self, *words, cwd, env=None, stdin="", largest_file=None, dies_in=None):
+    def start(self, *words, cwd, env=None, stdin="", largest_file=None, dies_in=None, script=None):
         """`synthesizer WORDS` in the directory cwd; no file may be larger than largest_file.
 
         dies_in   a "module:function" that kills the process (SIGKILL) when it is called
+        script    a Python file to run in place of the command
         """
         if self._server is None:
             command = [sys.executable, "-c", SERVER]
@@ -95,7 +98,7 @@ class Forks:
         for name, text in (("stdin", stdin), ("stdout", ""), ("stderr", "")):
             (home / name).write_text(text)
         order = {"words": [*map(str, words)], "cwd": str(cwd), "home": str(home)}
-        order["limit"], order["dies_in"] = largest_file, dies_in
+        order |= {"limit": largest_file, "dies_in": dies_in, "script": script and str(script)}
         order["env"] = {**environment(), **(env or {})}
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()

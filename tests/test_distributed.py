@@ -1,17 +1,17 @@
 import json
 import math
+import platform
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.training.loop import fit, open_accelerator
-from tiny import environment, language_model
+from tiny import language_model
 
 SHARDED = Path(__file__).with_name("sharded.py")
 
@@ -38,27 +38,15 @@ def test_two_processes_take_the_steps_of_one(tmp_path, ranks):
         assert [line.get(name) for line in ours] == [line.get(name) for line in theirs]
 
 
-def test_sharded_layers_take_the_steps_of_whole_ones():
-    """Layers and the root wrapped by FSDP2: encoder-decoders failed at cross-attention's keys."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SHARDED)]
-    done = subprocess.run(
-        [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    cases = [line.split() for line in done.stdout.splitlines()]
-    assert len(cases) == 3 * 6 * 2
-    assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
-
-
 @pytest.fixture
 def ranks(forks, tmp_path):
-    """ranks(command, ...): processes of one training, in the variables that torchrun sets.
+    """ranks(words, ...): processes of one training, in the variables that torchrun sets.
 
-    `data` may give each a folder of local copies.
+    `data` may give each a folder of local copies; `script` is run in place of `train`.
     """
     started = []
 
-    def start(*commands, data=None):
+    def start(*commands, data=None, script=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -66,13 +54,47 @@ def ranks(forks, tmp_path):
         for rank, words in enumerate(commands):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
             own |= {"SYNTHESIZER_DATA": str(data[rank])} if data else {}
-            command = ["train", *words, "--plain"]
-            started.append(forks.start(*command, cwd=tmp_path, env={**shared, **own}))
+            how = {"cwd": tmp_path, "env": {**shared, **own}, "script": script}
+            started.append(forks.start("train", *words, "--plain", **how))
         return started
 
     yield start
     for process in started:
         process.kill()
+
+
+def test_sharded_layers_take_the_steps_of_whole_ones(ranks):
+    """Layers and the root wrapped by FSDP2: encoder-decoders failed at cross-attention's keys."""
+    (code, said, error), _ = (rank.wait() for rank in ranks((), (), script=SHARDED))
+    assert code == 0, error
+    cases = [line.split() for line in said.splitlines()]
+    assert len(cases) == 10
+    assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
+
+
+FAULTS = """
+import resource, torch
+from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.training.loop import open_accelerator
+
+open_accelerator(load_recipe("shift"))
+for number in range(40):
+    [torch.ones(2**20) for _ in range(20)]
+    if number == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or torch.accelerator.is_available(), reason="glibc's heap"
+)
+def test_training_on_cpu_uses_freed_memory_again(forks, tmp_path):
+    (tmp_path / "faults.py").write_text(FAULTS)
+    code, said, error = forks.run(cwd=tmp_path, script=tmp_path / "faults.py")
+    assert code == 0, error
+    pages_of_one_step = 20 * 2**20 * 4 // 4096
+    assert int(said) < pages_of_one_step
 
 
 def test_processes_that_read_different_data_do_not_train(tmp_path, ranks):

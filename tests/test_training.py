@@ -44,18 +44,8 @@ def assert_same_outcome(first, second):
         assert torch.equal(tensor, other_weights[name]), name
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """One uninterrupted run, with dropout, averaging and accumulation."""
-    folder = tmp_path_factory.mktemp("whole")
-    os.environ["SYNTHESIZER_CACHE"] = str(folder / "cache")
-    changes = ("model.dropout=0.3", "train.average=2", "train.accumulate=2", "train.keep=1")
-    recipe, run = language_model(folder, *changes), Run(folder / "run")
-    return recipe, run, fit(recipe, run)
-
-
-def test_a_finished_run_directory_holds_all_that_is_promised(whole):
-    _, run, result = whole
+def test_a_finished_run_directory_holds_all_that_is_promised(tiny_run):
+    _, run, result = tiny_run
     names = {path.name for path in run.path.iterdir()} - {".lock"}
     assert names == {
         "recipe.toml",
@@ -78,25 +68,25 @@ def test_a_finished_run_directory_holds_all_that_is_promised(whole):
     }
 
 
-def test_metrics_have_no_clock_and_one_line_per_interval(whole):
-    _, run, _ = whole
+def test_metrics_have_no_clock_and_one_line_per_interval(tiny_run):
+    _, run, _ = tiny_run
     lines = run.metrics()
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12]
     assert [line["step"] for line in lines if "validation" in line] == [6, 12]
     assert lines[0].keys() == {"step", "loss", "lr", "grad_norm", "tokens"}
 
 
-def test_a_finished_run_is_not_trained_again(whole):
-    recipe, run, result = whole
+def test_a_finished_run_is_not_trained_again(tiny_run):
+    recipe, run, result = tiny_run
     before = (run.path / "metrics.jsonl").stat().st_mtime_ns
     assert fit(recipe, run) == result
     assert (run.path / "metrics.jsonl").stat().st_mtime_ns == before
 
 
-def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(whole):
+def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(tiny_run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _, run, result = whole
+    _, run, result = tiny_run
     model = AutoModelForCausalLM.from_pretrained(run.model)
     averaged = read_weights(run.checkpoints / "averaged.safetensors")
     assert result["averaged_steps"] == [8, 12]
@@ -108,8 +98,8 @@ def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(w
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(whole, tmp_path, number):
-    recipe, run, _ = whole
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tiny_run, tmp_path, number):
+    recipe, run, _ = tiny_run
     again = Run(tmp_path / "run")
     stop = Told(at=3, act=lambda: os.kill(os.getpid(), number))
     with pytest.raises(Interrupted, match="interrupted at step 4 of 12; run the same command"):
@@ -120,8 +110,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(whole, tmp_path, 
     assert_same_outcome(again, run)
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before(whole, tmp_path):
-    recipe, run, _ = whole
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tiny_run, tmp_path):
+    recipe, run, _ = tiny_run
     again = Run(tmp_path / "run")
     for step in (6, 10):
         stop = Told(at=step - 1 if step == 10 else step, act=lambda: os.kill(os.getpid(), 15))
@@ -135,9 +125,9 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(whole, tmp_path):
     assert_same_outcome(again, run)
 
 
-def test_a_log_that_is_not_as_its_checkpoint_knows_it_is_refused(whole, tmp_path):
+def test_a_log_that_is_not_as_its_checkpoint_knows_it_is_refused(tiny_run, tmp_path):
     """An edited loss of an unfinished run was believed."""
-    recipe, run, _ = whole
+    recipe, run, _ = tiny_run
     again = Run(tmp_path / "run")
     with pytest.raises(Interrupted):
         fit(recipe, again, Told(at=6, act=lambda: os.kill(os.getpid(), 15)))
@@ -195,8 +185,8 @@ def test_the_best_weights_are_kept_when_later_ones_are_worse(tmp_path):
     assert torch.equal(best["model.embedding.weight"], outcome(run)[1]["model.embedding.weight"])
 
 
-def test_training_may_start_from_another_run(whole, tmp_path):
-    recipe, run, result = whole
+def test_training_may_start_from_another_run(tiny_run, tmp_path):
+    recipe, run, result = tiny_run
     changed = recipe.model_copy(
         update={
             "train": recipe.train.model_copy(
@@ -266,8 +256,8 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_named(tmp_path, monkeypat
         fit(recipe, Run(tmp_path / "run"), tracker="swanlab")
 
 
-def test_a_result_can_be_read_by_any_json_reader(whole):
-    _, run, _ = whole
+def test_a_result_can_be_read_by_any_json_reader(tiny_run):
+    _, run, _ = tiny_run
     text = (run.path / "result.json").read_text()
 
     def refuse(constant):
