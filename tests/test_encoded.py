@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import synthesizer_attention
-from synthesizer_attention.data.encoded_cache import (
+from synthesizer_attention.data.cache import (
     Entry,
     cache_folder,
     cache_key,

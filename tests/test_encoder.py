@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from synthesizer_attention.data.encoder import Encoder
 from synthesizer_attention.data.tokenizer import (
     CLS,
     EOS,
+    Encoder,
     Template,
     bare_encodings,
     encode,
@@ -94,7 +94,7 @@ def test_a_tokenizer_of_another_kind_encodes_whole_texts(change):
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr("synthesizer_attention.data.encoder._KEPT", 100)
+    monkeypatch.setattr("synthesizer_attention.data.tokenizer._KEPT", 100)
     tokenizer = train_tokenizer(KINDS["bpe"], [TEXTS])
     encoder = Encoder(tokenizer)
     for number in range(50):

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from synthesizer_attention.cli import main
-from synthesizer_attention.metrics import score
+from synthesizer_attention.metrics.scores import score
 from tiny import SIZE, WORDS, write_text
 
 FEW = ("train.steps=4", "train.warmup=1", "train.log_every=2", "train.batch_tokens=256")

@@ -5,13 +5,16 @@ import pytest
 
 from corpus import SMALL, pairs, small, write_tsv
 from synthesizer_attention.data.batch import Ragged
-from synthesizer_attention.metrics import token_bigram_perplexity
+from synthesizer_attention.metrics.language_model import token_bigram_perplexity
 from synthesizer_attention.report.notes import WITHOUT_A_NETWORK
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import build_task
-from synthesizer_attention.tasks.bag_of_words import BagOfWords
-from synthesizer_attention.tasks.dialogue import _commonest_reply
-from synthesizer_attention.tasks.summarization import first_sentences
+from synthesizer_attention.tasks.labels import BagOfWords
+from synthesizer_attention.tasks.pairs import (
+    commonest_reply,
+    first_sentences,
+    translate_by_dictionary,
+)
 from tiny import write_text
 
 
@@ -69,9 +72,14 @@ def test_the_first_sentence_is_taken_from_each_source():
     assert first_sentences([], sources) == ["One thing.", "No end", "A line", "Mr?"]
 
 
+def test_the_dictionary_translates_words_and_leaves_order_alone():
+    rows = [("red dog.", "Hund rot."), ("red cat.", "Katze rot."), ("old dog.", "Hund alt.")]
+    assert translate_by_dictionary(rows, ["old red cat, dog."]) == ["alt rot Katze, Hund."]
+
+
 def test_the_commonest_reply_and_its_ties():
     train = [("a", "yes"), ("b", "no"), ("c", "no"), ("d", "yes"), ("e", "maybe")]
-    assert _commonest_reply(iter(train), ["x", "y"]) == ["yes", "yes"]
+    assert commonest_reply(iter(train), ["x", "y"]) == ["yes", "yes"]
 
 
 def test_a_bigram_model_of_tokens_is_the_interpolation_that_it_says():

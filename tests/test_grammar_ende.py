@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from synthesizer_attention.data.corpora.dictionary import dictionary_baseline
 from synthesizer_attention.data.corpora.grammar_ende import sentences, vocabulary
 from synthesizer_attention.data.corpora.grammar_ende.inflection import (
     adjective,
@@ -218,12 +217,3 @@ def test_sentences_are_written_as_people_write_them(rows):
         for text in row.values():
             assert re.fullmatch(r"[A-ZÄÖÜ][^.]*[^,.\s]\.", text)
             assert not re.search(r" [,.]|,,|  |\ba [aeiou]", text)
-
-
-def test_the_dictionary_translates_words_and_leaves_order_alone():
-    rows = [
-        {"en": "red dog.", "de": "Hund rot."},
-        {"en": "red cat.", "de": "Katze rot."},
-        {"en": "old dog.", "de": "Hund alt."},
-    ]
-    assert dictionary_baseline(rows, ["old red cat, dog."]) == ["alt rot Katze, Hund."]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthesizer_attention.data.sampler import Order, in_order
+from synthesizer_attention.data.batch import Order, in_order
 
 LENGTHS = np.random.default_rng(0).integers(2, 50, size=(300, 2))
 

@@ -3,7 +3,7 @@
 import tomllib
 from importlib import resources
 
-from synthesizer_attention.metrics import GLUE
+from synthesizer_attention.metrics.glue import GLUE
 from synthesizer_attention.report.tables import COLUMNS, paper_tables
 from synthesizer_attention.run.published import paper
 from synthesizer_attention.run.recipe import load_recipe, recipe_names

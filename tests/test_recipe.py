@@ -139,9 +139,11 @@ def test_an_unknown_task_is_refused_with_the_list():
         load_recipe("shift", overrides=["task=chess"])
 
 
-def test_every_task_is_the_file_of_its_name():
+def test_every_task_is_in_the_file_of_its_shape():
     for name, info in TASKS.items():
-        assert import_module(f"synthesizer_attention.tasks.{name}").build, info
+        shape = import_module(f"synthesizer_attention.tasks.{info.shape}")
+        assert shape.build, info
+        assert info.shape != "pairs" or name in shape.FORMS
 
 
 def test_a_recipe_starts_from_the_laptop_preset():

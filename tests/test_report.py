@@ -15,7 +15,7 @@ import pytest
 import browser
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import METRICS, Metric, score
+from synthesizer_attention.metrics.scores import METRICS, Metric, score
 from synthesizer_attention.report import plots, tables
 from synthesizer_attention.report.notes import notes
 from synthesizer_attention.report.page import Section, Text, page

@@ -5,9 +5,8 @@ import mmap
 import numpy as np
 import pytest
 
-from synthesizer_attention.data import prepare, spill
-from synthesizer_attention.data.encoded_cache import Entry, fetch
-from synthesizer_attention.data.spill import CHUNK, Numbers, RaggedWriter, Table
+from synthesizer_attention.data import cache, prepare
+from synthesizer_attention.data.cache import CHUNK, Entry, Numbers, RaggedWriter, Table, fetch
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import build_task
@@ -97,7 +96,7 @@ def test_a_full_disk_is_one_line(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(spill.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(cache.tempfile, "TemporaryFile", full)
     with pytest.raises(UserError, match=r"cannot write encoded data to .* \(No space left on dev"):
         Numbers(np.int32)
 

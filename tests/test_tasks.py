@@ -5,15 +5,14 @@ import pytest
 import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
-from synthesizer_attention import metrics
 from synthesizer_attention.data.batch import IGNORED
 from synthesizer_attention.data.corpora.corpus_list import CORPORA
 from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics.scores import score
+from synthesizer_attention.metrics.text import rouge_statistics
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task, prompt
-from synthesizer_attention.tasks.dialogue import TURN
-from synthesizer_attention.tasks.pairs import conversations
-from synthesizer_attention.tasks.principal_sentence import principal_sentence
+from synthesizer_attention.tasks.pairs import TURN, conversations, principal_sentence
 
 SPLITS = ("train", "validation", "test")
 
@@ -238,9 +237,7 @@ def test_the_principal_sentence_by_the_definition():
 
     def likeness(index):
         rest = " ".join(s for n, s in enumerate(sentences) if n != index)
-        return metrics.score(
-            "rouge1", metrics.rouge_statistics([sentences[index]], [rest])["rouge1"]
-        )
+        return score("rouge1", rouge_statistics("rouge1", [sentences[index]], [rest]))
 
     best = max(range(5), key=likeness)
     assert principal_sentence(sentences) == sentences[best]

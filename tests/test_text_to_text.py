@@ -10,11 +10,12 @@ from synthesizer_attention.data.batch import IGNORED
 from synthesizer_attention.data.columns import BadRow
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import GLUE, SUPERGLUE, score
+from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
+from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task
 from synthesizer_attention.tasks.glue import MEMBERS, WORDINGS, same_referent
-from synthesizer_attention.tasks.text_to_text import judge
+from synthesizer_attention.tasks.mixture import judge
 
 TASKS = [
     "glue_cola",
@@ -118,15 +119,6 @@ def test_any_right_answer_of_record_is_right(folder):
         "superglue_record train": 38,  # and two in twenty for validation
         "superglue_record validation": 6,
     }
-
-
-def test_averages_appear_when_all_their_tasks_do(folder):
-    from synthesizer_attention.tasks.text_to_text import _averages
-
-    metrics = {f"glue_{task}_{name}": 80.0 for task, names in GLUE.items() for name in names}
-    assert _averages(metrics) == {"glue": pytest.approx(80)}
-    del metrics["glue_qnli_accuracy"]
-    assert _averages(metrics) == {}
 
 
 def test_an_epoch_takes_at_most_the_cap_of_each_task(folder):

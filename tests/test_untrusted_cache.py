@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from synthesizer_attention.attention.layer import SyntheticAttention
-from synthesizer_attention.data import encoded_cache
-from synthesizer_attention.data.encoded_cache import Entry, fetch
+from synthesizer_attention.data import cache
+from synthesizer_attention.data.cache import Entry, fetch
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.kernels import cpu as kernel
 from synthesizer_attention.untrusted import who_else_may_write
@@ -282,7 +282,7 @@ def entry(number):
 
 @pytest.fixture(autouse=True)
 def _look_again():
-    encoded_cache._is_own.cache_clear()
+    cache._is_own.cache_clear()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
@@ -291,7 +291,7 @@ def test_encoded_data_of_a_shared_folder_are_neither_believed_nor_replaced(tmp_p
     fetch(home, "key", lambda: entry(666))
     poisoned = (home / "key.npz").read_bytes()
     home.chmod(mode)
-    encoded_cache._is_own.cache_clear()
+    cache._is_own.cache_clear()
     for _ in range(2):
         assert fetch(home, "key", lambda: entry(1)).meta == {"number": 1}
     assert [path.name for path in home.iterdir()] == ["key.npz"]

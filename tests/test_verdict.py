@@ -9,7 +9,8 @@ from scipy import stats
 
 from simulation import BIMODAL, NARROW, NOISES, binary, draw, family_wise
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import percent_from_statistics, score
+from synthesizer_attention.metrics.labels import percent_from_statistics
+from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.report.summary import Varied, answer, answer_by_value, kind_of
 from synthesizer_attention.study.stats import (
     BITS,

@@ -30,7 +30,7 @@ from synthesizer_attention.audit.examples import (
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
 from synthesizer_attention.audit.tables import HeadTables
-from synthesizer_attention.metrics.per_example import Statistics
+from synthesizer_attention.metrics.labels import Statistics
 from synthesizer_attention.training.meter import time_in_turn
 
 Head = tuple[int, int]  # layer, head

@@ -40,14 +40,15 @@ from synthesizer_attention.data.columns import NAMES, BadRow, check_utf8
 from synthesizer_attention.data.files import File, Row
 from synthesizer_attention.data.sources import data_folder
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics.correlation import (
+from synthesizer_attention.metrics.labels import (
+    Statistics,
+    Total,
     correlation_from_statistics,
+    percent_from_statistics,
     spearman_statistics,
 )
-from synthesizer_attention.metrics.per_example import Statistics, Total, percent_from_statistics
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.tasks.build import build_task
-from synthesizer_attention.tasks.task import Task
+from synthesizer_attention.tasks.task import Task, build_task
 from synthesizer_attention.untrusted import listed
 
 IGNORED = -100

@@ -1,7 +1,7 @@
 """From a recipe's rows to encoded splits: what every task shares before its batches."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.batch import Ragged
+from synthesizer_attention.data.cache import (
+    Entry,
+    Fields,
+    RaggedWriter,
+    Table,
+    cache_folder,
+    cache_key,
+    fetch,
+)
 from synthesizer_attention.data.columns import (
     SAMPLE,
     Faults,
@@ -21,12 +30,9 @@ from synthesizer_attention.data.columns import (
     infer_columns,
     read_rows,
 )
-from synthesizer_attention.data.encoded_cache import Entry, cache_folder, cache_key, fetch
-from synthesizer_attention.data.encoder import Encoder
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.sources import SPLITS, Source, data_folder, open_source
-from synthesizer_attention.data.spill import Fields, RaggedWriter, Table
-from synthesizer_attention.data.tokenizer import fingerprint, load_tokenizer, wrap
+from synthesizer_attention.data.tokenizer import Encoder, fingerprint, load_tokenizer, wrap
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.run.recipe_keys import Data, Text
@@ -49,7 +55,7 @@ class Examples:
         self,
         data: Data,
         source: Source,
-        roles: Fields | Callable[[list[Row]], Fields],
+        roles: Fields | Callable[[list[Row], Mapping[str, str]], Fields],
         read: Callable[[Row, Columns], list[Fields]],
     ) -> None:
         self._data, self._source, self._read = data, source, read
@@ -57,7 +63,7 @@ class Examples:
         whole = data.train and not data.streaming  # a user's file may be sorted
         sample, _ = draw(rows if whole else islice(rows, SAMPLE), SAMPLE)
         rows = source.splits["train"]()
-        named = roles(sample) if callable(roles) else roles
+        named = roles(sample, data.columns) if callable(roles) else roles
         self.columns = infer_columns(sample, named, data.columns)
         self.report: dict[str, Any] = {"origin": source.origin, "columns": self.columns}
         self.report |= {"examples": {}, "bad_rows": {}}

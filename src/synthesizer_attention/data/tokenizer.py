@@ -1,12 +1,13 @@
 """Text to token numbers: tokenizers trained on the data, kept as Hugging Face tokenizers."""
 
 import hashlib
-import itertools
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -17,6 +18,10 @@ from synthesizer_attention.run.recipe_keys import Text
 PAD, EOS, UNK, CLS = "<pad>", "</s>", "<unk>", "<cls>"
 NUM_SENTINELS = 100
 
+_KEPT = 2**25  # characters of distinct units that an Encoder remembers
+_UNITS = re.compile(r"\s*\S+|\s+")
+_SEPARATORS = re.compile("[\x1c-\x1f]")  # white space to Python, and to no tokenizer
+_CUT = "\x1f"
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
@@ -39,7 +44,7 @@ def train_tokenizer(
     """Learn a vocabulary from one or two sides (source, target) of the training texts."""
     special = [PAD, EOS, UNK, CLS, *(sentinel(number) for number in range(template.sentinels))]
     separate = text.share == "separate" and len(sides) > 1
-    parts: Sequence[Iterable[str]] = sides if separate else [itertools.chain.from_iterable(sides)]
+    parts: Sequence[Iterable[str]] = sides if separate else [chain.from_iterable(sides)]
     size = (text.vocab_size - len(special)) // len(parts)
     if text.kind != "byte" and size < (256 if text.kind == "bpe" else 1):
         raise UserError(
@@ -168,17 +173,11 @@ def _pieces(special: list[str], parts: Sequence[Iterable[str]], size: int) -> To
             vocab_size=max(size, 256), initial_alphabet=byte_alphabet(), show_progress=False
         )
         learner.train_from_iterator(part, trainer)
-        merges.update(dict.fromkeys(_merges(learner)))
+        merges.update((tuple(pair), None) for pair in _shape(learner)["model"]["merges"])
     pieces = dict.fromkeys([*byte_alphabet(), *("".join(pair) for pair in merges)])
     vocabulary = {token: number for number, token in enumerate([*special, *pieces])}
     model = models.BPE(vocab=vocabulary, merges=list(merges))
     return _byte_level(Tokenizer(model), special, regex=True)
-
-
-def _merges(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    for merge in json.loads(tokenizer.to_str())["model"]["merges"]:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
 
 
 def _byte_level(tokenizer: Tokenizer, special: list[str], *, regex: bool) -> Tokenizer:
@@ -200,3 +199,103 @@ def _words(special: list[str], parts: Sequence[Iterable[str]], size: int) -> Tok
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(special)
     return tokenizer
+
+
+def _shape(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a tokenizer is made of, as tokenizer.json says it."""
+    shape: dict[str, Any] = json.loads(tokenizer.to_str())
+    return shape
+
+
+class Encoder:
+    """Encodes many texts with one tokenizer: each distinct word once, then it is looked up.
+
+    A pre-tokenizer cuts a text before its model sees it. That of words cuts at white space. That of
+    byte-level BPE never cuts within a run of white space and the word after it in a way that
+    depends on what stands before or behind, so these units can be encoded one by one:
+
+        "two  words "  ->  "two", "  words", " "
+
+    A text that is not made of such units, or a tokenizer of another kind, is encoded whole. Either
+    way the numbers are those of `encode`. `closed` is as there; `bare` leaves out what the
+    tokenizer puts before and after a text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, *, closed: bool = False, bare: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        shape = _shape(tokenizer.backend_tokenizer)
+        added = [
+            token["content"]
+            for token in shape["added_tokens"]
+            if not (token["special"] and tokenizer.split_special_tokens)
+        ]  # which are cut out of a text before all else
+        self._split = _splitter(shape)
+        self._marks = re.compile("|".join(map(re.escape, added))) if added else None
+        self._known: dict[str, list[int]] = {}
+        self._size = 0  # characters of the known units
+        self._opening, self._closing = ([], []) if bare else _ends(tokenizer)
+        self._whole = bare_encodings if bare else encode
+        self._end = tokenizer.eos_token_id if closed else None
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        ids = self._whole(self._tokenizer, texts) if self._split is None else self._join(texts)
+        return ids if self._end is None else close(ids, self._end)
+
+    def _join(self, texts: list[str]) -> list[list[int]]:
+        units = [self._units(text) for text in texts]
+        if self._size > _KEPT:
+            self._known, self._size = {}, 0
+        met = set().union(*(found for found in units if found is not None))
+        new = [unit for unit in met if unit not in self._known]
+        self._size += sum(map(len, new))
+        self._known.update(zip(new, bare_encodings(self._tokenizer, new), strict=True))
+        known, opening, closing = self._known.__getitem__, self._opening, self._closing
+        whole = [text for text, found in zip(texts, units, strict=True) if found is None]
+        others = iter(self._whole(self._tokenizer, whole))
+        return [
+            next(others)
+            if found is None
+            else [*opening, *chain.from_iterable(map(known, found)), *closing]
+            for found in units
+        ]
+
+    def _units(self, text: str) -> list[str] | None:
+        """The units of a text; None where it must be encoded whole."""
+        assert self._split is not None
+        if _SEPARATORS.search(text) or (self._marks and self._marks.search(text)):
+            return None
+        return self._split(text)
+
+
+def _splitter(shape: dict[str, Any]) -> Callable[[str], list[str]] | None:
+    """How a tokenizer's texts fall into units; None where that is not known."""
+    before, model = shape["pre_tokenizer"] or {}, shape["model"]
+    if shape["normalizer"] is not None:
+        return None
+    if before.get("type") == "WhitespaceSplit" and model["type"] == "WordLevel":
+        return str.split
+    byte_level = before.get("type") == "ByteLevel" and not before["add_prefix_space"]
+    if byte_level and model["type"] == "BPE" and not model["dropout"]:
+        # without its pattern a text is one piece, in which nothing may merge across units
+        return _split_spaced if before["use_regex"] or not model["merges"] else None
+    return None
+
+
+def _split_spaced(text: str) -> list[str]:
+    """Words with the white space before each; the common case, single spaces, is the quick one."""
+    if " ".join(text.split()) == text:
+        return text.replace(" ", _CUT + " ").split(_CUT) if text else []
+    return _UNITS.findall(text)
+
+
+def _ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """What `encode` puts before and after every text."""
+    (inner,), (whole,) = bare_encodings(tokenizer, ["a"]), encode(tokenizer, ["a"])
+    place = next(
+        place
+        for place in range(len(whole) - len(inner) + 1)
+        if whole[place : place + len(inner)] == inner
+    )
+    return whole[:place], whole[place + len(inner) :]

@@ -1,21 +1,19 @@
-"""GLUE and SuperGLUE: the official metrics of each task, MultiRC and ReCoRD, both averages.
-
-An average is the mean over tasks, a task with two metrics counting with the mean of the two.
-From the paper's rounded columns this rule gives its printed averages, but for one row (GLUE of
-Random + Vanilla, 84.04 for 84.1) that is off by less than the rounding of the columns.
-"""
+"""GLUE and SuperGLUE: the official metrics of each task, MultiRC and ReCoRD, both averages."""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from synthesizer_attention.metrics.classification import confusion_statistics
-from synthesizer_attention.metrics.per_example import Statistics, mean_statistics, require_equal
-from synthesizer_attention.metrics.tokens import Reference, pair
+from synthesizer_attention.metrics.labels import (
+    Statistics,
+    confusion_statistics,
+    mean_statistics,
+    require_equal,
+)
+from synthesizer_attention.metrics.text import Reference, pair
 
 GLUE = {
     "cola": ("matthews",),
@@ -38,26 +36,28 @@ SUPERGLUE = {
     "wic": ("accuracy",),
     "wsc": ("accuracy",),
 }
+SUITES = {"glue": GLUE, "superglue": SUPERGLUE}
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Average(NamedTuple):
-    """The score, or None and what it lacks, as 'task metric'."""
+def suite_average(suite: str, scores: Mapping[str, float]) -> float | None:
+    """GLUE's or SuperGLUE's mean over tasks from scores like glue_mnli_accuracy_matched.
 
-    score: float | None
-    missing: tuple[str, ...]
-
-
-def glue_average(scores: Mapping[str, Mapping[str, float]]) -> Average:
-    """Mean over the eight tasks of the paper's table: GLUE's without WNLI."""
-    return _average({task: names for task, names in GLUE.items() if task != "wnli"}, scores)
-
-
-def superglue_average(scores: Mapping[str, Mapping[str, float]]) -> Average:
-    """Mean over SuperGLUE's eight tasks."""
-    return _average(SUPERGLUE, scores)
+    A task with two metrics counts with the mean of the two; GLUE's is without WNLI, as in the
+    paper's table. None where a score is missing. From the paper's rounded columns this rule gives
+    its printed averages, but for one row (GLUE of Random + Vanilla, 84.04 for 84.1) that is off by
+    less than the rounding of the columns.
+    """
+    tasks = [
+        [f"{suite}_{task}_{name}" for name in names]
+        for task, names in SUITES[suite].items()
+        if task != "wnli"
+    ]
+    if any(name not in scores for names in tasks for name in names):
+        return None
+    return float(np.mean([np.mean([scores[name] for name in names]) for names in tasks]))
 
 
 def multirc_statistics(
@@ -97,18 +97,3 @@ def _token_f1(prediction: str, gold: str) -> float:
     predicted, wanted = prediction.split(), gold.split()
     shared = (Counter(predicted) & Counter(wanted)).total()
     return 2 * shared / (len(predicted) + len(wanted)) if shared else 0.0
-
-
-def _average(
-    tasks: Mapping[str, tuple[str, ...]], scores: Mapping[str, Mapping[str, float]]
-) -> Average:
-    missing = tuple(
-        f"{task} {name}"
-        for task, names in tasks.items()
-        for name in names
-        if name not in scores.get(task, {})
-    )
-    if missing:
-        return Average(None, missing)
-    means = [np.mean([scores[task][name] for name in names]) for task, names in tasks.items()]
-    return Average(float(np.mean(means)), ())

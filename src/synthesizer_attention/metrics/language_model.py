@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics.per_example import (
+from synthesizer_attention.metrics.labels import (
     Statistics,
     Total,
     require_equal,

@@ -1,64 +1,118 @@
-"""Every metric by name: the function that scores it, its name in reports and its margin."""
+"""Every metric by name: how it is counted and scored, its name in reports and its margin."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics.bleu import bleu_from_statistics, chrf_from_statistics
-from synthesizer_attention.metrics.classification import (
+from synthesizer_attention.metrics import text
+from synthesizer_attention.metrics.labels import (
+    Statistics,
+    Total,
+    accuracy_statistics,
+    confusion_statistics,
+    correlation_from_statistics,
     f1_from_statistics,
     macro_f1_from_statistics,
     matthews_from_statistics,
+    percent_from_statistics,
+    require_examples,
 )
-from synthesizer_attention.metrics.correlation import correlation_from_statistics
-from synthesizer_attention.metrics.embedding import EMBEDDING
 from synthesizer_attention.metrics.language_model import (
     bits_per_byte_from_statistics,
     perplexity_from_statistics,
     word_perplexity_from_statistics,
 )
-from synthesizer_attention.metrics.per_example import (
-    Statistics,
-    Total,
-    percent_from_statistics,
-    require_examples,
-)
-from synthesizer_attention.metrics.rouge import ROUGE
+
+Measure = Callable[[Any, Any, Any], Statistics]
+Sign = Callable[[Any, Any], str]
 
 
 class Metric(NamedTuple):
-    """What is known of a metric by its name."""
+    """What is known of a metric by its name.
+
+    A task of `tasks` has `measure(outputs, references, known)` for every split: written texts and
+    their references, or predicted and true labels; known are word vectors, or the number of labels.
+    """
 
     score: Callable[[Total], float]  # of its statistics, summed over examples
     shown: str = ""  # as papers write it; by default its name with spaces
     margin: float = 1.0  # points that still count as no worse; at most 2 % of dot's value
     higher_is_better: bool = True
+    tasks: tuple[str, ...] = ()
+    measure: Measure = lambda *_: np.empty((0, 0))
+    sign: Sign | None = None  # of references and known: what it takes to repeat the figure
 
 
-def _percent(shown: str = "", margin: float = 1.0) -> Metric:
-    return Metric(percent_from_statistics, shown, margin)
+def _of_two(measure: Callable[[Any, Any], Statistics]) -> Measure:
+    return lambda outputs, references, _: measure(outputs, references)
 
 
-def _loss(score: Callable[[Total], float]) -> Metric:
-    return Metric(score, higher_is_better=False)
+def _bleu(shown: str, task: str, order: int = 4) -> Metric:
+    return Metric(
+        text.bleu_from_statistics,
+        shown,
+        0.5,
+        tasks=(task,),
+        measure=_of_two(partial(text.bleu_statistics, max_order=order)),
+        sign=lambda references, _: text.sacrebleu_signature(references, order),
+    )
 
+
+def _rouge(name: str, *more: str) -> Metric:
+    return Metric(
+        percent_from_statistics,
+        "ROUGE-L" if name == "rougeL" else "",
+        0.5,
+        tasks=("summarization", "principal_sentence", *more),
+        measure=_of_two(partial(text.rouge_statistics, name)),
+        sign=lambda *_: text.rouge_signature(),
+    )
+
+
+_percent = partial(Metric, percent_from_statistics)
+_loss = partial(Metric, higher_is_better=False)
 
 METRICS = {
-    "bleu": Metric(bleu_from_statistics, "BLEU", 0.5),
-    "bleu1": Metric(bleu_from_statistics, "BLEU-1", 0.5),
-    "bleu4": Metric(bleu_from_statistics, "BLEU-4", 0.5),
-    "chrf": Metric(chrf_from_statistics, "chrF", 0.5),
+    "bleu": _bleu("BLEU", "translation"),
+    "bleu1": _bleu("BLEU-1", "dialogue", order=1),
+    "bleu4": _bleu("BLEU-4", "dialogue"),
+    "chrf": Metric(
+        text.chrf_from_statistics,
+        "chrF",
+        0.5,
+        tasks=("translation",),
+        measure=_of_two(text.chrf_statistics),
+        sign=lambda references, _: text.sacrebleu_signature(references, None),
+    ),
     "perplexity": _loss(perplexity_from_statistics),
     "word_perplexity": _loss(word_perplexity_from_statistics),
     "bits_per_byte": _loss(bits_per_byte_from_statistics),
-    **{name: _percent(margin=0.5) for name in ROUGE},
-    "rougeL": _percent("ROUGE-L", 0.5),
-    "meteor15_no_wordnet": _percent(margin=0.5),
-    "cider": _percent(),
-    EMBEDDING: _percent(),
-    "accuracy": _percent("accuracy, %"),
+    "rouge1": _rouge("rouge1"),
+    "rouge2": _rouge("rouge2"),
+    "rougeL": _rouge("rougeL", "dialogue"),
+    "rougeLsum": _rouge("rougeLsum"),
+    "meteor15_no_wordnet": _percent(
+        margin=0.5,
+        tasks=("dialogue",),
+        measure=_of_two(text.meteor_statistics),
+        sign=lambda *_: text.meteor_signature(),
+    ),
+    "cider": _percent(
+        tasks=("dialogue",),
+        measure=_of_two(text.cider_statistics),
+        sign=lambda *_: text.cider_signature(),
+    ),
+    text.EMBEDDING: _percent(
+        tasks=("dialogue",),
+        measure=text.embedding_statistics,
+        sign=lambda _, vectors: text.vectors_signature(vectors),
+    ),
+    "accuracy": _percent(
+        "accuracy, %", tasks=("classification",), measure=_of_two(accuracy_statistics)
+    ),
     "accuracy_matched": _percent(),
     "accuracy_mismatched": _percent(),
     "token_accuracy": _percent("token accuracy, %"),
@@ -67,11 +121,22 @@ METRICS = {
     "matthews": Metric(matthews_from_statistics),
     "f1": Metric(f1_from_statistics),
     "f1a": Metric(f1_from_statistics),
-    "macro_f1": Metric(macro_f1_from_statistics),
+    "macro_f1": Metric(
+        macro_f1_from_statistics,
+        tasks=("classification",),
+        measure=lambda predictions, targets, labels: confusion_statistics(
+            predictions, targets, num_labels=labels
+        ),
+    ),
     "pearson": Metric(correlation_from_statistics),
     "spearman": Metric(correlation_from_statistics),
 }
-"""Every metric: its score, its name in reports, its default margin. Add your own here."""
+"""Every metric. Add your own here: reports show it and verdicts judge it by this line alone."""
+
+
+def of_task(task: str) -> dict[str, Metric]:
+    """The metrics that a task records."""
+    return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
 
 
 def shown(name: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
-from synthesizer_attention.metrics import shown
+from synthesizer_attention.metrics.scores import shown
 from synthesizer_attention.report.load import Record, Row, Study, plain_change
 from synthesizer_attention.report.page import Block, Figures, Plot, Points, Table, Text
 from synthesizer_attention.report.style import (

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from synthesizer_attention.metrics import GLUE, METRICS, SUPERGLUE, base_metric, shown
+from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
+from synthesizer_attention.metrics.scores import METRICS, base_metric, shown
 from synthesizer_attention.report.load import Row, Study, plain_change
 from synthesizer_attention.report.summary import (
     MISSING,

@@ -16,7 +16,7 @@ Kind = Literal["encoder_decoder", "decoder", "encoder"]
 
 
 class TaskInfo(NamedTuple):
-    """What a recipe knows of a task; the task itself is tasks/<name>.py."""
+    """What a recipe knows of a task; the task itself is in tasks/<shape>.py."""
 
     kind: Kind  # of the model it needs
     shape: Literal["pairs", "mixture", "stream", "probe", "labels"]  # of its examples

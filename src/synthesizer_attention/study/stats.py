@@ -46,7 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import DOCUMENTS, METRICS, Statistics, Total
+from synthesizer_attention.metrics.labels import DOCUMENTS, Statistics, Total
+from synthesizer_attention.metrics.scores import METRICS
 
 Array = NDArray[np.float64]
 Units = NDArray[Any]  # (examples,), the document of each example

@@ -1,6 +1,5 @@
-"""One file per task: examples to text pairs, windows or labels, and its metrics."""
+"""One file per shape of examples: text pairs, a mixture, streams, probes and labels."""
 
-from synthesizer_attention.tasks.build import build_task, prompt
-from synthesizer_attention.tasks.task import Outputs, Scores, Task
+from synthesizer_attention.tasks.task import Outputs, Scores, Task, build_task, prompt
 
 __all__ = ["Outputs", "Scores", "Task", "build_task", "prompt"]

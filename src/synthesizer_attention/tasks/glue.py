@@ -63,8 +63,9 @@ class Member:
 
     def prompt(self, row: Row) -> str:
         """The name of the task, then each column after its name."""
-        if self.name == "dpr":
-            return f"wsc: {_marked_first(row)}"
+        if self.name == "dpr":  # stars around the first such pronoun, in T5's sense of a word
+            word = rf" ({re.escape(text_of(row, 'pronoun'))})([ .,])"
+            return "wsc: " + re.sub(word, r" *\1*\2", text_of(row, "sentence"), count=1)
         if self.names_referents:
             return f"wsc: {_marked(row)}"  # the same for both, so that they learn from each other
         parts = [f"{column}: {self._shown(row, column)}" for column in self.shown]
@@ -103,14 +104,6 @@ class Member:
             return f"{index['paragraph']} {index['question']}"
         return f"{value_of(row, 'idx_paragraph')} {value_of(row, 'idx_question')}"
 
-    def score_of(self, text: str) -> float:
-        """The number an answer spells; NO_NUMBER where it spells none, or none that is finite."""
-        try:
-            number = float(text)
-        except ValueError:
-            return NO_NUMBER
-        return number if math.isfinite(number) else NO_NUMBER
-
     def _shown(self, row: Row, column: str) -> str:
         """A column as text; without MultiRC's HTML and ReCoRD's marks between sentences."""
         value: Any = value_of(row, column)
@@ -127,6 +120,15 @@ class Member:
         return _spaced(text) if self.name == "squad" else text
 
 
+def number_of(text: str) -> float:
+    """The number an answer spells; NO_NUMBER where it spells none, or none that is finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return NO_NUMBER
+    return number if math.isfinite(number) else NO_NUMBER
+
+
 def same_referent(answer: str, noun: str) -> bool:
     """Whether an answer names a noun: without determiners, one's words are among the other's."""
     first, second = (
@@ -141,12 +143,6 @@ def same_referent(answer: str, noun: str) -> bool:
 def _spaced(text: str) -> str:
     """SQuAD as T5 shows it: spaces around whatever is no ASCII letter, digit or underscore."""
     return " ".join(re.sub(r"(\W)", r" \1 ", text, flags=re.ASCII).split())
-
-
-def _marked_first(row: Row) -> str:
-    """A sentence of DPR with stars around its first such pronoun, in T5's sense of a word."""
-    pronoun = text_of(row, "pronoun")
-    return re.sub(rf" ({re.escape(pronoun)})([ .,])", r" *\1*\2", text_of(row, "sentence"), count=1)
 
 
 def _marked(row: Row) -> str:

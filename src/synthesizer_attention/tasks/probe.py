@@ -7,16 +7,17 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.batch import IGNORED, Batch, Ragged, probe_batch
+from synthesizer_attention.data.cache import Entry, Fields
 from synthesizer_attention.data.columns import BadRow, text_of
-from synthesizer_attention.data.encoded_cache import Entry
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Columns, Examples, Fitter, Limit
 from synthesizer_attention.data.sources import SPLITS, Source
-from synthesizer_attention.data.spill import Fields
 from synthesizer_attention.data.tokenizer import train_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import DOCUMENTS, score
+from synthesizer_attention.metrics.labels import DOCUMENTS
+from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.tasks.task import (
+    HELD_OUT,
     Built,
     ListTask,
     Outputs,
@@ -72,16 +73,13 @@ class Probe(ListTask):
             self._store(arrays, split, [inputs])
             store_ragged(arrays, f"{split}.target", targets)
         report = {**examples.report, "vocab_size": len(tokenizer)}
-        report["commonest_answer"] = _commonest_answer(arrays)
+        asked = {split: arrays[f"{split}.target.flat"] for split in SPLITS}
+        scored = {split: answers[answers != IGNORED] for split, answers in asked.items()}
+        commonest = np.bincount(scored["train"]).argmax()
+        report["commonest_answer"] = {
+            split: float(100 * (scored[split] == commonest).mean()) for split in HELD_OUT
+        }
         return tokenizer, Entry(arrays, {"report": report})
-
-
-def _commonest_answer(arrays: dict[str, Array]) -> dict[str, float]:
-    """Token accuracy of the answer that train has most often, given everywhere."""
-    asked = {split: load_ragged(arrays, f"{split}.target").flat for split in SPLITS}
-    scored = {split: answers[answers != IGNORED] for split, answers in asked.items()}
-    common = np.bincount(scored["train"]).argmax()
-    return {n: float(100 * (scored[n] == common).mean()) for n in ("validation", "test")}
 
 
 def _read(row: Row, columns: Columns) -> list[Fields]:

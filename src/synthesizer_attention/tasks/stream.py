@@ -1,4 +1,4 @@
-"""Documents as one stream of tokens, each document after an end-of-text token.
+"""Documents as one stream of tokens, each after an end of text: language models, span corruption.
 
     </s> first document </s> second document </s>
 
@@ -16,13 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer_attention.data.batch import Batch, num_windows, own_part
+from synthesizer_attention.data.batch import (
+    Batch,
+    Order,
+    corrupt,
+    corrupted_lengths,
+    num_windows,
+    own_part,
+    pair_batch,
+    uncorrupted_length,
+    window,
+    window_batch,
+)
+from synthesizer_attention.data.cache import (
+    Entry,
+    Fields,
+    Numbers,
+    cache_folder,
+    cache_key,
+    chunked,
+    fetch,
+    find,
+)
 from synthesizer_attention.data.columns import SAMPLE, Faults, infer_columns, read_rows, text_of
-from synthesizer_attention.data.encoded_cache import Entry, cache_folder, cache_key, fetch, find
-from synthesizer_attention.data.encoder import Encoder
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Columns, Examples, tokenizer_texts
-from synthesizer_attention.data.sampler import Order
 from synthesizer_attention.data.sources import (
     SPLITS,
     RowStream,
@@ -31,23 +49,28 @@ from synthesizer_attention.data.sources import (
     data_folder,
     open_source,
 )
-from synthesizer_attention.data.spill import Fields, Numbers, chunked
 from synthesizer_attention.data.tokenizer import (
+    EOS,
+    NUM_SENTINELS,
+    Encoder,
     Template,
     encode_documents,
     fingerprint,
+    sentinel,
     train_tokenizer,
 )
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import (
+from synthesizer_attention.metrics.labels import DOCUMENTS
+from synthesizer_attention.metrics.language_model import (
     bigram_statistics,
     fit_bigram,
-    score,
+    language_model_statistics,
     token_bigram_perplexity,
 )
+from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.run.recipe_keys import Data
-from synthesizer_attention.tasks.task import Built, Task
+from synthesizer_attention.tasks.task import HELD_OUT, Built, Outputs, Scores, Task
 
 Array = NDArray[Any]
 
@@ -88,7 +111,6 @@ class StreamTask(Task):
             yield own_part(windows, partial(self._batch, stream, epoch), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
-        """Each window once, in order."""
         stream, windows = self.split(split)
         rows = max(1, self._recipe.evaluate.batch_tokens // self._cost)
         for begin in range(0, len(windows), rows):
@@ -113,15 +135,6 @@ class StreamTask(Task):
             owners = articles[owners]
         pieces = [owners[i * self._stride : (i + 1) * self._stride] for i in windows]
         return np.array([piece[0] + np.bincount(piece - piece[0]).argmax() for piece in pieces])
-
-    def spelled(self, split: str) -> Array:
-        """(2, tokens): words and bytes up to and with each token; train's when asked."""
-        name = f"{split}.spelled"
-        if name not in self._arrays:
-            examples = Examples(self._recipe.data, self._source, ("text",), self._read)
-            documents = examples.split(split).column(0)
-            self._arrays[name] = measure_documents(self.tokenizer, documents)
-        return self._arrays[name]
 
     def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
         """The batch of some windows; the epoch is None where every run must see the same."""
@@ -188,12 +201,8 @@ class StreamTask(Task):
 
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe, streaming = self._recipe, self._recipe.data.streaming
-        examples = Examples(
-            recipe.data,
-            first_documents(source, recipe.data) if streaming else source,
-            ("text",),
-            self._read,
-        )
+        read = first_documents(source, recipe.data) if streaming else source
+        examples = Examples(recipe.data, read, ("text",), self._read)
         train = examples.split("train")
         tokenizer = given or train_tokenizer(
             recipe.text, tokenizer_texts(recipe.text, train, [0], examples.report), self._template
@@ -201,34 +210,118 @@ class StreamTask(Task):
         arrays: dict[str, Array] = {}
         if not streaming:
             arrays["train"] = join_documents(tokenizer, train.column(0))
-        for split in ("validation", "test"):
+        for split in HELD_OUT:
             documents = examples.split(split)
             arrays[split] = join_documents(tokenizer, documents.column(0))
             arrays[f"{split}.spelled"] = measure_documents(tokenizer, documents.column(0))
-            if recipe.data.article_start:
-                arrays[f"{split}.articles"] = number_articles(
-                    documents.column(0), recipe.data.article_start
-                )
+            if recipe.data.article_start:  # an article begins at every document with the pattern
+                starts = re.compile(recipe.data.article_start).search
+                found = [starts(text) is not None for text in documents.column(0)]
+                arrays[f"{split}.articles"] = np.cumsum(found, dtype=np.int64)
         report = {**examples.report, "vocab_size": len(tokenizer)}
         report["tokens"] = {split: len(arrays[split]) - 1 for split in SPLITS if split in arrays}
         if streaming:
             first = f"first {recipe.data.sample} documents of each"
             report["streaming"] = f"tokenizer and held-out splits: {first}"
-            if shared := shared_split(recipe.data):
+            if shared := _shared_split(recipe.data):
                 report["streaming"] += f"; of {shared} every tenth validates, the others test"
-        if recipe.task == "language_modeling":
-            if recipe.text.kind == "byte":
-                report["bigram"] = _bigram(examples)
-            else:
-                known = arrays.get("train")
-                stream = join_documents(tokenizer, train.column(0)) if known is None else known
-                report["bigram"] = _token_bigram(stream, arrays, len(tokenizer))
+        if recipe.task == "language_modeling" and recipe.text.kind == "byte":  # what to beat
+            texts = {s: [t.encode() for t in examples.split(s).column(0)] for s in SPLITS}
+            table = fit_bigram(texts["train"])
+            report["bigram"] = {
+                split: score("bits_per_byte", bigram_statistics(table, texts[split]))
+                for split in HELD_OUT
+            }
+        elif recipe.task == "language_modeling":
+            known = join_documents(tokenizer, train.column(0)) if streaming else arrays["train"]
+            held_out, vocab = arrays["validation"], len(tokenizer)
+            report["bigram"] = {
+                s: token_bigram_perplexity(known[:ENOUGH_TOKENS], held_out, arrays[s], vocab)
+                for s in HELD_OUT
+            }
         return tokenizer, Entry(arrays, {"report": report})
 
 
-def shared_split(data: Data) -> str | None:
+class LanguageModeling(StreamTask):
+    """Each token from those before it in its window."""
+
+    kind = "decoder"
+
+    def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
+        length, template = recipe.model.max_len, Template(opening=EOS, closing="")
+        super().__init__(recipe, tokenizer_dir, stride=length - 1, cost=length, template=template)
+        self.main_metric = "bits_per_byte" if recipe.text.kind == "byte" else "perplexity"
+
+    def score(self, split: str, outputs: Outputs) -> Scores:
+        """Perplexities and bits per byte; each window has the words and bytes its targets spell."""
+        begins = self.split(split)[1] * self._stride
+        name = f"{split}.spelled"
+        if name not in self._arrays:  # train's
+            examples = Examples(self._recipe.data, self._source, ("text",), self._read)
+            documents = examples.split(split).column(0)
+            self._arrays[name] = measure_documents(self.tokenizer, documents)
+        sums = self._arrays[name]
+        ends = np.minimum(begins + self._stride, sums.shape[1] - 1)
+        words, size = (sums[:, ends] - sums[:, begins]).tolist()
+        rows = language_model_statistics(
+            outputs.losses.tolist(), outputs.counts.tolist(), words, size
+        )
+        names = ("perplexity", "word_perplexity", "bits_per_byte")
+        metrics = {name: score(name, rows) for name in names}
+        statistics = {self.main_metric: rows, DOCUMENTS: self.documents(split)}
+        return Scores({**metrics, "loss": outputs.loss}, {}, statistics)
+
+    def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
+        rows = [window(stream, int(i), length=self._cost, stride=self._stride) for i in windows]
+        return window_batch(rows, indices=windows, pad=self.tokenizer.pad_token_id)
+
+
+class SpanCorruption(StreamTask):
+    """A window with random spans replaced by sentinels, to those spans; anew each epoch."""
+
+    kind = "encoder_decoder"
+    main_metric = "perplexity"
+
+    def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None = None) -> None:
+        assert recipe.model.decoder_max_len is not None
+        length = uncorrupted_length(recipe.model.max_len, recipe.model.decoder_max_len)
+        cost, template = sum(corrupted_lengths(length)), Template(sentinels=NUM_SENTINELS)
+        super().__init__(recipe, tokenizer_dir, stride=length, cost=cost, template=template)
+        vocabulary = self.tokenizer.get_vocab()
+        names = [sentinel(number) for number in range(NUM_SENTINELS)]
+        self._sentinels = np.array([vocabulary[name] for name in names if name in vocabulary])
+        needed = (cost - length - 2) // 2  # spans
+        if len(self._sentinels) < needed:
+            raise UserError(
+                f"the tokenizer has {len(self._sentinels)} tokens {sentinel(0)} ...; windows of "
+                f"{length} tokens need {needed}: use another text.tokenizer or lower model.max_len"
+            )
+
+    def score(self, split: str, outputs: Outputs) -> Scores:
+        """Perplexity of the targets, sentinels and end included."""
+        rows = outputs.perplexity_statistics()
+        metrics = {"perplexity": score("perplexity", rows), "loss": outputs.loss}
+        metrics["token_accuracy"] = float(100 * outputs.correct.sum() / outputs.counts.sum())
+        return Scores(metrics, {}, {"perplexity": rows, DOCUMENTS: self.documents(split)})
+
+    def _batch(self, stream: Array, epoch: int | None, windows: Array) -> Batch:
+        draw = (0, 0) if epoch is None else (self._recipe.seed + 1, epoch)
+        pairs = [
+            corrupt(
+                window(stream, int(i), length=self._stride, stride=self._stride),
+                np.random.default_rng([*draw, int(i)]),
+                sentinels=self._sentinels,
+                eos=self.tokenizer.eos_token_id,
+            )
+            for i in windows
+        ]
+        sources, targets = zip(*pairs, strict=True)
+        return pair_batch(sources, targets, indices=windows, pad=self.tokenizer.pad_token_id)
+
+
+def _shared_split(data: Data) -> str | None:
     """The one held-out split of a set that has no other, which validation and test both name."""
-    names = {data.splits.get(split, split) for split in ("validation", "test")}
+    names = {data.splits.get(split, split) for split in HELD_OUT}
     return names.pop() if len(names) == 1 else None
 
 
@@ -243,7 +336,7 @@ def first_documents(source: Source, data: Data) -> Source:
             f"data.streaming reads train as a stream and cannot cut {' and '.join(missing)} from "
             f"it; set data.splits.{missing[0]} or data.{missing[0]}"
         )
-    is_shared = shared_split(data) is not None
+    is_shared = _shared_split(data) is not None
 
     def begin(split: str) -> Iterator[Row]:
         for number, row in enumerate(islice(source.splits[split](), data.sample)):
@@ -262,12 +355,6 @@ def join_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str])
         for tokens in encode(chunk):
             stream.append(np.array([*tokens, eos]))
     return stream.array()
-
-
-def number_articles(documents: Iterable[str], start: str) -> Array:
-    """The article of each document; one begins at every document in which the pattern is found."""
-    is_start = re.compile(start).search
-    return np.cumsum([is_start(text) is not None for text in documents], dtype=np.int64)
 
 
 def measure_documents(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Array:
@@ -299,23 +386,7 @@ def measure_tokens(text: str, starts: list[int]) -> Array:
     return np.diff(np.concatenate([[[0], [0]], sums], axis=1)[:, edges], axis=1)
 
 
-def _token_bigram(train: Array, arrays: dict[str, Array], vocab: int) -> dict[str, float]:
-    """Perplexity of an interpolated bigram model of the first tokens of train."""
-    held_out = arrays["validation"]
-    return {
-        split: token_bigram_perplexity(train[:ENOUGH_TOKENS], held_out, arrays[split], vocab)
-        for split in ("validation", "test")
-    }
-
-
-def _bigram(examples: Examples) -> dict[str, float]:
-    """Bits per byte of an interpolated bigram model of train: what a model must beat."""
-
-    def texts(split: str) -> list[bytes]:
-        return [text.encode() for text in examples.split(split).column(0)]
-
-    table = fit_bigram(texts("train"))
-    return {
-        split: score("bits_per_byte", bigram_statistics(table, texts(split)))
-        for split in ("validation", "test")
-    }
+def build(recipe: Recipe, tokenizer_dir: str | Path | None = None) -> StreamTask:
+    """The task of a recipe."""
+    tasks = {"language_modeling": LanguageModeling, "span_corruption": SpanCorruption}
+    return tasks[recipe.task](recipe, tokenizer_dir)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,18 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from synthesizer_attention.data.batch import Batch, Ragged, own_part
-from synthesizer_attention.data.encoded_cache import Entry
+from synthesizer_attention.data.batch import Batch, Order, Ragged, fixed_part, in_order, own_part
+from synthesizer_attention.data.cache import Entry
 from synthesizer_attention.data.prepare import prepare
-from synthesizer_attention.data.sampler import Order, fixed_part, in_order
 from synthesizer_attention.data.sources import Source
-from synthesizer_attention.metrics import language_model_statistics
+from synthesizer_attention.data.tokenizer import encode
+from synthesizer_attention.errors import UserError
+from synthesizer_attention.metrics.language_model import language_model_statistics
 from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.recipe_keys import TASKS
 
 Array = NDArray[Any]
 Built = tuple[PreTrainedTokenizerFast, Entry]
 
 SHOWN = 50  # texts of a split kept for samples
+HELD_OUT = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,6 @@ class ListTask(Task):
             yield own_part(used[batch], partial(self._take, "train", lists), rank, world)
 
     def batches(self, split: str) -> Iterator[Batch]:
-        """Each example once, in order."""
         lists = self._lists(split)
         for indices in in_order(_lengths(lists), self._recipe.evaluate.batch_tokens):
             yield self._take(split, lists, indices)
@@ -167,3 +170,28 @@ def load_ragged(arrays: dict[str, Array], name: str, limit: int | None = None) -
     """Take lists out again, only the first `limit` where one is given."""
     offsets = arrays[f"{name}.offsets"]
     return Ragged(arrays[f"{name}.flat"], offsets if limit is None else offsets[: limit + 1])
+
+
+def build_task(recipe: Recipe, *, tokenizer_dir: str | Path | None = None) -> Task:
+    """Read, encode and cache the data of a recipe; a tokenizer directory replaces its tokenizer."""
+    shape = import_module(f"synthesizer_attention.tasks.{TASKS[recipe.task].shape}")
+    task: Task = shape.build(recipe, tokenizer_dir)
+    return task
+
+
+def prompt(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, line: str) -> list[int]:
+    """A user's line as the input of a trained model, unpadded; reads no data.
+
+    A decoder's line is a beginning to continue, an encoder's a text to classify, an
+    encoder-decoder's a source to answer.
+    """
+    if not line.strip():
+        raise UserError("the line is empty; expected a text")
+    prefix = recipe.data.prefix if recipe.task != "text_to_text" else ""
+    closed = recipe.model.kind == "encoder_decoder"
+    (ids,) = encode(tokenizer, [prefix + line], closed=closed)
+    if len(ids) > recipe.model.max_len:
+        raise UserError(
+            f"the line has {len(ids)} tokens and the model takes {recipe.model.max_len}; shorten it"
+        )
+    return ids

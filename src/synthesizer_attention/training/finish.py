@@ -10,7 +10,7 @@ from torch import Tensor
 
 from synthesizer_attention.attention.fast.dispatch import has_kernel
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import in_single_precision
+from synthesizer_attention.metrics.labels import in_single_precision
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.cost import (
     cache_bytes_per_token,

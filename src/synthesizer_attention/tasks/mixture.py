@@ -10,32 +10,30 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.batch import Ragged
+from synthesizer_attention.data.cache import Entry, Fields, Table
 from synthesizer_attention.data.columns import Faults, cut_splits, hash_text, read_rows
-from synthesizer_attention.data.encoded_cache import Entry
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Fitter, tokenizer_texts
 from synthesizer_attention.data.sources import Mixture, Source, data_folder, open_source
-from synthesizer_attention.data.spill import Fields, Table
 from synthesizer_attention.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import (
-    DOCUMENTS,
-    GLUE,
-    NO_LABEL,
-    SUPERGLUE,
-    accuracy_statistics,
-    base_metric,
-    confusion_statistics,
-    glue_average,
+from synthesizer_attention.metrics.glue import (
+    SUITES,
     multirc_statistics,
-    pearson_statistics,
     record_statistics,
-    score,
-    spearman_statistics,
-    superglue_average,
+    suite_average,
 )
+from synthesizer_attention.metrics.labels import (
+    DOCUMENTS,
+    NO_LABEL,
+    accuracy_statistics,
+    confusion_statistics,
+    pearson_statistics,
+    spearman_statistics,
+)
+from synthesizer_attention.metrics.scores import base_metric, score
 from synthesizer_attention.run.recipe import Recipe
-from synthesizer_attention.tasks.glue import WORDINGS, Member, same_referent
+from synthesizer_attention.tasks.glue import WORDINGS, Member, number_of, same_referent
 from synthesizer_attention.tasks.pairs import PairTask, pair_limits
 from synthesizer_attention.tasks.task import Built, Outputs, Scores, load_ragged
 from synthesizer_attention.untrusted import listed
@@ -77,12 +75,14 @@ class TextToText(PairTask):
             for metric, table in judge(self._members[name], mine).items():
                 statistics[f"{name}_{metric}"] = table
         metrics = {key: score(base_metric(key), table) for key, table in statistics.items()}
-        metrics |= _averages(metrics)
+        averages = {suite: suite_average(suite, metrics) for suite in SUITES}
+        metrics |= {suite: value for suite, value in averages.items() if value is not None}
         right = np.array([self._is_right(*row) for row in rows], dtype=np.float64)
         counts = {name: sum(row[0] == name for row in rows) for name in names}
         weights = np.array([1 / counts[row[0]] for row in rows])
         statistics["accuracy"] = np.column_stack([right * weights, weights])
-        statistics[DOCUMENTS] = _documents(chosen)
+        keys = [_document(*row[:2]) or f"{place}" for place, row in enumerate(chosen)]
+        statistics[DOCUMENTS] = np.unique(keys, return_inverse=True)[1]
         metrics["accuracy"] = score("accuracy", statistics["accuracy"])
         metrics["loss"] = outputs.loss
         shown = [rows[[row[0] for row in rows].index(name)] for name in names]
@@ -223,19 +223,16 @@ class TextToText(PairTask):
 def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[str, Array]:
     """Statistics of a task's official metrics from rows of group, prompt, answers and output."""
     groups, _, answers, outputs = (list(column) for column in zip(*rows, strict=True))
-    names = {"glue": GLUE, "superglue": SUPERGLUE}.get(member.suite, {}).get(member.name, ())
     if member.name in ("record", "squad"):
         return record_statistics(outputs, answers)
+    pairs = [(text, each[0]) for text, each in zip(outputs, answers, strict=True)]
     if member.name == "dpr":
-        right = [int(text == each[0]) for text, each in zip(outputs, answers, strict=True)]
-        return {"accuracy": accuracy_statistics(right, [1] * len(right))}
+        return {"accuracy": accuracy_statistics([a == b for a, b in pairs], [True] * len(pairs))}
     if member.names_referents:
-        named = [
-            int(same_referent(text, each[0])) for text, each in zip(outputs, answers, strict=True)
-        ]
+        named = [int(same_referent(*pair)) for pair in pairs]
         return {"accuracy": accuracy_statistics(named, [int(group) for group in groups])}
     if member.name == "stsb":
-        numbers = [member.score_of(text) for text in outputs]
+        numbers = [number_of(text) for text in outputs]
         targets = [float(answer[0]) for answer in answers]
         return {
             "pearson": pearson_statistics(numbers, targets),
@@ -257,6 +254,7 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
         }
     confusion = confusion_statistics(predictions, labels, num_labels=len(member.answers))
     accuracy = accuracy_statistics(predictions, labels)
+    names = SUITES[member.suite][member.name]
     return {name: accuracy if name == "accuracy" else confusion for name in names}
 
 
@@ -279,28 +277,9 @@ def _open(recipe: Recipe, members: dict[str, Member]) -> dict[str, Source]:
     return opened
 
 
-def _averages(metrics: dict[str, float]) -> dict[str, float]:
-    """GLUE's and SuperGLUE's own averages, if nothing is missing from them."""
-    by_suite: dict[str, dict[str, dict[str, float]]] = {"glue": {}, "superglue": {}}
-    for key, value in metrics.items():
-        suite, name, metric = key.split("_", 2)
-        by_suite.setdefault(suite, {}).setdefault(name, {})[metric] = value
-    found = {
-        "glue": glue_average(by_suite["glue"]).score,
-        "superglue": superglue_average(by_suite["superglue"]).score,
-    }
-    return {suite: value for suite, value in found.items() if value is not None}
-
-
 def _document(name: str, group: str) -> str:
     """What examples have in common that are about one paragraph; empty where each is its own."""
     return f"{name} {group.split()[0]}" if name == "superglue_multirc" else ""
-
-
-def _documents(rows: Sequence[HeldOut]) -> Array:
-    """A number per example; questions about one paragraph of MultiRC share theirs."""
-    keys = [_document(*row[:2]) or f"{place}" for place, row in enumerate(rows)]
-    return np.unique(keys, return_inverse=True)[1]
 
 
 build = TextToText
