@@ -33,13 +33,17 @@ def build_config(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, labels: list[str] | None
 ) -> SynthesizerConfig:
     """The settings of a recipe's model."""
+    named: dict[str, Any] = {}
+    if labels is not None:
+        ids = {label: number for number, label in enumerate(labels)}
+        named = {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": ids}
     return SynthesizerConfig(
         **_chosen(recipe),
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.eos_token_id,
-        **({} if labels is None else _named(labels)),
+        **named,
     )
 
 
@@ -107,7 +111,8 @@ def initialize_by_name(model: SynthesizerPreTrainedModel, seed: int) -> None:
     drawn: set[int] = set()
     roles = _roles(model)
     for name, module in model.named_modules():
-        own = {id(tensor) for tensor in _own(module)}
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        own = {id(tensor) for tensor in tensors}
         if own and not own & drawn:  # a tied weight belongs to the module that comes first
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(stable_seed(seed, roles.get(name, name)))
@@ -121,22 +126,14 @@ def _roles(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         if not isinstance(module, Synthesis) or name in roles:
             continue
-        inside = [
-            (f"{name}.{path}" if path else name, part)
-            for path, part in module.named_modules()
-            if isinstance(part, Synthesis) and not _is_mixture(part)
-        ]
         seen: Counter[str] = Counter()
-        for path, part in inside:
-            kind = type(part).__name__
-            roles[path] = f"{name} {kind} {seen[kind]}"
-            seen[kind] += 1
+        for path, part in module.named_modules(prefix=name):
+            inside = sum(isinstance(each, Synthesis) for each in part.modules())
+            if isinstance(part, Synthesis) and inside == 1:  # no mixture
+                kind = type(part).__name__
+                roles[path] = f"{name} {kind} {seen[kind]}"
+                seen[kind] += 1
     return roles
-
-
-def _is_mixture(module: Synthesis) -> bool:
-    """Whether a synthesizing function is made of others."""
-    return sum(isinstance(part, Synthesis) for part in module.modules()) > 1
 
 
 def stable_seed(*words: object) -> int:
@@ -147,16 +144,15 @@ def stable_seed(*words: object) -> int:
 
 def start_from(model: SynthesizerPreTrainedModel, run: Path, seed: int) -> None:
     """Take over the weights of another run, its tables grown or cropped to this model's lengths."""
-    config, home = model.config, run / "model"
+    home = run / "model"
     if not (home / "model.safetensors").exists():
         raise UserError(
             f"train.start_from={run} holds no model/; name the directory of a finished run"
         )
     Run(run).check("model/")
     old = load_pretrained(home)
-    old_config = old.config
-    lengths = (config.max_len, config.decoder_max_len)
-    if lengths != (old_config.max_len, old_config.decoder_max_len):
+    lengths = (model.config.max_len, model.config.decoder_max_len)
+    if lengths != (old.config.max_len, old.config.decoder_max_len):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stable_seed(seed, "grown from", run.name))
             old.resize(*lengths)
@@ -208,9 +204,14 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
 
 def _check_shapes(model: nn.Module, given: Mapping[str, tuple[int, ...]], origin: str) -> None:
     """Refuse weights of which a name or a shape does not fit a model; tied ones come once."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = {name for name in shapes if name not in given and _has_twin(model, name, given)}
-    wrong = [name for name in shapes if name not in tied and shapes[name] != given.get(name)]
+    named = model.state_dict(keep_vars=True)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    held = {id(named[name]) for name in given if name in named}  # under one of its names
+    wrong = [
+        name
+        for name, shape in shapes.items()
+        if shape != given.get(name) and (name in given or id(named[name]) not in held)
+    ]
     wrong += [name for name in given if name not in shapes]
     if wrong:
         name = wrong[0]
@@ -238,21 +239,4 @@ def _chosen(recipe: Recipe) -> dict[str, Any]:
         "synthesis": recipe.synthesis,
         "decoder_synthesis": recipe.decoder_synthesis or "",
         "label_smoothing": recipe.train.label_smoothing,
-    }
-
-
-def _has_twin(model: nn.Module, name: str, given: Mapping[str, object]) -> bool:
-    named = model.state_dict(keep_vars=True)
-    return any(other in given and named[other] is named[name] for other in named if other != name)
-
-
-def _own(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
-def _named(labels: list[str]) -> dict[str, object]:
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: number for number, label in enumerate(labels)},
     }

@@ -100,21 +100,6 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None]) -> Checkpoint | 
     return None
 
 
-def refuse_to_start_over(run: Run) -> None:
-    """Stop where nothing can be resumed although the run came far enough to be resumed."""
-    damaged = numbered(run.checkpoints, "step")
-    if damaged:
-        what = f"none of its {len(damaged)} checkpoints can be read"
-    elif (run.checkpoints / "last.safetensors").exists():
-        what = "it was trained to its end, but result.json and the checkpoints to resume are gone"
-    else:
-        return
-    raise UserError(
-        f"{run.path}: {what}; restore them from a copy, or delete the directory to train again "
-        "from step 0"
-    )
-
-
 def numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
     """The checkpoints 'kind-<step>', oldest first."""
     found = [(path.stem.removeprefix(f"{kind}-"), path) for path in folder.glob(f"{kind}-*")]
@@ -149,7 +134,10 @@ def averaged_steps(train: Train, last: int) -> list[int]:
 def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, summed in double precision."""
     every = [read_weights(path) for path in paths]
-    return {name: _mean([weights[name] for weights in every]) for name in every[0]}
+    return {
+        name: torch.stack([weights[name].double() for weights in every]).mean(0).to(first.dtype)
+        for name, first in every[0].items()
+    }
 
 
 def take_weights(model: nn.Module, *, on_every_process: bool = False) -> dict[str, Tensor]:
@@ -203,9 +191,19 @@ class Checkpointer:
 
     def resume(self, progress: Progress) -> dict[str, Any]:
         """Put the newest whole checkpoint back and return its record; nothing where none is."""
-        checkpoint = newest_checkpoint(self.run.checkpoints, progress.say)
-        if checkpoint is None:
-            refuse_to_start_over(self.run)
+        folder = self.run.checkpoints
+        checkpoint, lost = newest_checkpoint(folder, progress.say), ""
+        if checkpoint is None and (damaged := numbered(folder, "step")):
+            lost = f"none of its {len(damaged)} checkpoints can be read"
+        elif checkpoint is None and (folder / "last.safetensors").exists():
+            lost = (
+                "it was trained to its end, but result.json and the checkpoints to resume are gone"
+            )
+        if lost:
+            raise UserError(
+                f"{self.run.path}: {lost}; restore them from a copy, or delete the directory to "
+                "train again from step 0"
+            )
         meta = {} if checkpoint is None else dict(checkpoint.meta)
         refuse_other_data(self.run.path, meta.pop("data", self.data), self.data)
         logged = meta.pop("logged", None)
@@ -244,11 +242,6 @@ class Checkpointer:
         """Every weight once, gathered from all processes (to the first, where it is sharded)."""
         state = take_weights(self.model)
         return {f"{WEIGHTS}{name}": state[name] for name in self.names if name in state}
-
-
-def _mean(tensors: list[Tensor]) -> Tensor:
-    total = torch.stack([tensor.double() for tensor in tensors]).mean(0)
-    return total.to(tensors[0].dtype)
 
 
 def _checksum(tensors: Mapping[str, Tensor], meta: str) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from synthesizer_attention.attention.fast.dispatch import has_kernel
 from synthesizer_attention.errors import UserError
@@ -60,13 +59,17 @@ def finish(
     split: str,
 ) -> dict[str, Any]:
     """Offer the best, last and averaged weights, score the chosen ones, write the rest."""
-    folder = run.checkpoints
-    _offer(folder, "last", read_weights(checkpoint_path(folder, "step", last)))
-    _offer(folder, "best", read_weights(checkpoint_path(folder, "best", best)))
-    averaged = averaged_steps(recipe.train, last)
-    if averaged:
-        paths = [checkpoint_path(folder, "step", step) for step in averaged]
-        _offer(folder, "averaged", average_weights(paths))
+    folder, averaged = run.checkpoints, averaged_steps(recipe.train, last)
+    offered = {
+        "last": [checkpoint_path(folder, "step", last)],
+        "best": [checkpoint_path(folder, "best", best)],
+        "averaged": [checkpoint_path(folder, "step", step) for step in averaged],
+    }
+    for name, paths in offered.items():
+        if paths:
+            weights = average_weights(paths) if name == "averaged" else read_weights(paths[0])
+            tensors = {f"{WEIGHTS}{key}": tensor for key, tensor in weights.items()}
+            write_checkpoint(folder / f"{name}.safetensors", Checkpoint(tensors, {}))
     chosen = "averaged" if averaged else "best"
     start = build_model(recipe, task.tokenizer, task.labels)
     model = build_model(recipe, task.tokenizer, task.labels)
@@ -74,8 +77,7 @@ def finish(
     progress.say(f"training is done; measuring the {chosen} weights on {split}")
     evaluation = evaluate(model.to(device), task, split, recipe.evaluate)
     scores = evaluation.scores
-    reads = task.kind == "encoder_decoder"
-    worth = source_gap(model, task, split) if reads else None
+    gap = source_gap(model, task, split) if task.kind == "encoder_decoder" else None
     first = first_examples(task, split, PROMPTS)
     decoded = decode(model, first) if task.decodes else None
     arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
@@ -83,32 +85,10 @@ def finish(
     run.write_arrays("attention.npz", arrays)
     if decoded is not None and task.kind == "decoder":
         scores = replace(scores, samples=continuations(task, first, decoded))
-    run.write("samples.txt", _samples_text(scores.samples))
+    samples = ["\n".join(f"{key}: {text}" for key, text in each.items()) for each in scores.samples]
+    run.write("samples.txt", "\n\n".join(samples) + "\n" if samples else "")
+    lines = [line for line in run.metrics() if line["step"] == best and "validation" in line]
     result = {
-        **describe_result(recipe, task, scores),
-        "split": split,
-        "steps_per_token": evaluation.steps_per_token or None,
-        "source_gap": worth,
-        "checkpoint": chosen,
-        "best_step": best,
-        "steps": last,
-        "averaged_steps": averaged,
-        "validation": _validation(run, best),
-        **measure_cost(model, run, decoded),
-        "sharpness": mean_sharpness(arrays),
-        "data": task.report,
-        **provenance(),
-    }
-    save_model(model, task, run, recipe, result)
-    run.finish(result)
-    prune(folder, "step", [])
-    prune(folder, "best", [])
-    return result
-
-
-def describe_result(recipe: Recipe, task: Task, scores: Scores) -> dict[str, Any]:
-    """What was trained and how well it does."""
-    return {
         "recipe": recipe.name,
         "recipe_hash": recipe.hash(),
         "task": recipe.task,
@@ -119,7 +99,24 @@ def describe_result(recipe: Recipe, task: Task, scores: Scores) -> dict[str, Any
         "higher_is_better": task.higher_is_better,
         "metrics": scores.metrics,
         "signatures": scores.signatures,
+        "split": split,
+        "steps_per_token": evaluation.steps_per_token or None,
+        "source_gap": gap,
+        "checkpoint": chosen,
+        "best_step": best,
+        "steps": last,
+        "averaged_steps": averaged,
+        "validation": lines[-1]["validation"],  # of the best step
+        **measure_cost(model, run, decoded),
+        "sharpness": mean_sharpness(arrays),
+        "data": task.report,
+        **provenance(),
     }
+    save_model(model, task, run, recipe, result)
+    run.finish(result)
+    prune(folder, "step", [])
+    prune(folder, "best", [])
+    return result
 
 
 def measure_cost(
@@ -258,20 +255,3 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
             "",
         ]
     )
-
-
-def _offer(folder: Path, name: str, weights: dict[str, Tensor]) -> None:
-    tensors = {f"{WEIGHTS}{key}": tensor for key, tensor in weights.items()}
-    write_checkpoint(folder / f"{name}.safetensors", Checkpoint(tensors, {}))
-
-
-def _validation(run: Run, best: int) -> dict[str, float]:
-    """The metrics of the best step on validation."""
-    lines = [line for line in run.metrics() if line["step"] == best and "validation" in line]
-    metrics: dict[str, float] = lines[-1]["validation"]
-    return metrics
-
-
-def _samples_text(samples: list[dict[str, str]]) -> str:
-    blocks = ["\n".join(f"{name}: {text}" for name, text in sample.items()) for sample in samples]
-    return "\n\n".join(blocks) + "\n" if blocks else ""

@@ -13,7 +13,7 @@ A stack is "encoder" or "decoder". Nothing here is text.
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +32,8 @@ EDGES = np.linspace(-6.0, 0.0, 49)
 MAP_BYTES = 48_000  # of all maps together, before compression
 
 
-class Seen(NamedTuple):
-    """The weights (B, H, T, S) that one layer gave."""
-
-    layer: int
-    weights: Tensor
+Seen = tuple[int, Tensor]
+"""A layer, and the weights (B, H, T, S) that it gave."""
 
 
 def inspect(
@@ -44,20 +41,23 @@ def inspect(
 ) -> dict[str, Array]:
     """All that attention.npz keeps of a model at its start and its end, on a few examples."""
     before, after = look_at(start, inputs), look_at(end, inputs)
-    shown = sum(len(seen) * seen[0].weights.shape[1] for seen in after.values() if seen)
+    shown = sum(len(seen) * seen[0][1].shape[1] for seen in after.values() if seen)
     side = int((MAP_BYTES / max(1, shown)) ** 0.5)
     arrays: dict[str, Array] = {"edges": EDGES}
     for stack, layers in after.items():
         if not layers:
             continue
         mask = _mask_of(end, stack, inputs)
-        moments = ([seen.weights for seen in moment] for moment in (before[stack], layers))
-        arrays[f"{stack}.map"] = np.stack([_corner(seen.weights, mask, side) for seen in layers])
-        arrays[f"{stack}.sharpness"] = np.stack([sharpness(seen.weights, mask) for seen in layers])
-        arrays[f"{stack}.histogram"] = np.stack(
-            [np.stack([histogram(weights, mask) for weights in moment]) for moment in moments]
+        length = min(side, int(mask[0].sum()))
+        corners = [weights[0, :, :length, :length] for _, weights in layers]
+        arrays[f"{stack}.map"] = np.stack(
+            [(corner * 255).round().to(torch.uint8).cpu().numpy() for corner in corners]
         )
-        arrays[f"{stack}.layers"] = np.array([seen.layer for seen in layers], dtype=np.int64)
+        arrays[f"{stack}.sharpness"] = np.stack([sharpness(seen, mask) for _, seen in layers])
+        arrays[f"{stack}.histogram"] = np.stack(
+            [[histogram(seen, mask) for _, seen in moment] for moment in (before[stack], layers)]
+        )
+        arrays[f"{stack}.layers"] = np.array([layer for layer, _ in layers], dtype=np.int64)
         alphas = alphas_of(end, stack)
         if alphas is not None:
             arrays[f"{stack}.alphas"] = alphas
@@ -142,8 +142,8 @@ def _watch(
 ) -> None:
     """Note the weights of a call to come; a universal layer is called at each step."""
     asked: dict[str, Any] = {name: value for name, value in given.items() if name != "cache"}
-    step = sum(seen.layer >= layer for seen in found)
-    found.append(Seen(layer + step, attention.weights(args[0], **asked)))
+    step = sum(seen >= layer for seen, _ in found)
+    found.append((layer + step, attention.weights(args[0], **asked)))
 
 
 def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
@@ -152,9 +152,3 @@ def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Te
         return inputs["labels"] != IGNORED
     mask = inputs.get("attention_mask")
     return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()
-
-
-def _corner(weights: Tensor, mask: Tensor, side: int) -> Array:
-    """The first example's first tokens, in 8 bits: (H, T, T)."""
-    length = min(side, int(mask[0].sum()))
-    return (weights[0, :, :length, :length] * 255).round().to(torch.uint8).cpu().numpy()
