@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from synthesizer_attention.attention.synthesis import Dense
 from synthesizer_attention.kernels import decoding
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
@@ -334,3 +335,15 @@ def test_a_sequence_that_is_too_long_is_refused_as_ever(tokens_by_kernel):
     model, ids = model_of("random+dot", max_len=5), ids_of(1, 6)
     with pytest.raises(Exception, match="a sequence of 6 tokens met a model built for max_len=5"):
         step_by_step(model, ids)
+
+
+def test_a_subclass_decodes_by_its_parents_terms_only_where_it_has_no_equation_of_its_own():
+    class Renamed(Dense):
+        pass
+
+    class Doubled(Dense):
+        def terms(self, x, keys, places, scale=None):
+            return super().terms(2 * x, keys, places, scale)
+
+    assert Renamed.decoded == Dense.decoded
+    assert not Doubled.decoded

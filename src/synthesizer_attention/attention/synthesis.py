@@ -72,9 +72,11 @@ class Synthesis(nn.Module):
         weights  trained as the weight of a linear layer
         biases   trained as the bias of a linear layer: no weight decay
         zeroed   those that make all logits zero where they are; none: it cannot start at zero
+        decoded  (term of decode.c, parameter), so that one call decodes a token; none: it does not
     """
 
     zeroed: ClassVar[tuple[str, ...]] = ()
+    decoded: ClassVar[tuple[tuple[str, str], ...]] = ()
     tables: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[str, ...]] = ()
     biases: ClassVar[tuple[str, ...]] = ()
@@ -90,8 +92,11 @@ class Synthesis(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls) and "terms" not in vars(cls):  # a parent's are not its own
+        own = vars(cls).keys()
+        if "forward" in own and "terms" not in own:  # a parent's are not its own
             cls.terms = Synthesis.terms  # type: ignore[method-assign]
+        if own & {"forward", "terms", "keys"} and "decoded" not in own:
+            cls.decoded = ()
         cls.has_terms = cls.terms is not Synthesis.terms
 
     def keys(self, x: Tensor) -> Tensor | None:
@@ -252,6 +257,7 @@ class DotProduct(Synthesis):
     """B[i,j] = (x[i] Wq)·(x[j] Wk) / sqrt(K): dot-product attention."""
 
     weights = ("wq", "wk")
+    decoded = (("query", "wq"), ("key", "wk"))
     depends_on_pairs = True
     any_length = None
     takes_positions = True
@@ -298,6 +304,7 @@ class DotProduct(Synthesis):
 class TablePerHead(Synthesis):
     """An (N, N) table per head, drawn from N(0, std^2)."""
 
+    decoded = (("table", "table"),)
     depends_on_input = False
     table: Tensor  # (H, N, N)
     std: float
@@ -346,6 +353,7 @@ class FactorizedRandom(Synthesis):
     """B = R1 R2^T, both (N, k) and learned, k << N."""
 
     tables, zeroed = ("rows", "columns"), ("rows",)
+    decoded = (("queries", "rows"), ("keys", "columns"))
     depends_on_input = False
 
     def __init__(self, size: Size, *, k: int = 8, std: float = 0.02) -> None:
@@ -380,6 +388,7 @@ class Dense(Synthesis):
 
     weights, biases = ("w1", "w2"), ("b1", "b2")
     zeroed = ("w2", "b2")
+    decoded = (("hidden", "w1"), ("hidden_bias", "b1"), ("columns", "w2"), ("offsets", "b2"))
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -422,6 +431,10 @@ class FactorizedDense(Synthesis):
 
     weights, biases = ("w1", "wa", "wb"), ("b1", "ba", "bb")
     zeroed = ("wb", "bb")
+    decoded = (
+        *(("hidden", "w1"), ("hidden_bias", "b1"), ("tiled", "wa"), ("tiled_bias", "ba")),
+        *(("repeated", "wb"), ("repeated_bias", "bb")),
+    )
     num_outer = 1
 
     def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
@@ -467,6 +480,7 @@ class Relative(Synthesis):
     """
 
     tables, zeroed = ("offsets", "first", "last"), ("offsets", "first")
+    decoded = (("distances", "offsets"), ("first", "first"))
     depends_on_input = False
     any_length = True
 

@@ -7,27 +7,27 @@
        h = norm(x),  value and keys of h go to the caches,  y = softmax(logits) values
        x = r + y output^T;  h = norm(x);  x = r + act(h widen^T) narrow^T;  at last x = norm(x)
 
-   where r is x before a norm (norms come first) or behind it (they come last). The logits of head c
-   are sums of parts, each of its own weight in the mixture; p is the token's own position:
+   where r is x before a norm (norms come first) or behind it (they come last). The logits of a head
+   are a sum of parts, each of its own weight in the mixture. A part is a sum of terms (terms.py), of
+   which what depends on the token is made here; p is the token's own position, N the longest:
 
-       kind       w1             b1      w2              b2      w3              b3
-       TABLE      R (H, N, N)                                                            R[p, j]
-       LOW_RANK   R1 (H, N, R)           R2 (H, N, R)                                    R1[p] R2[j]
-       RELATIVE   r (H, 2N - 1)          first (H, 1)                                    r[j - p]
-       DOT        Wq (H, D, K)           Wk (H, D, K)                                    q k[j] / sqrt K
-       DENSE      W1 (H, D, K)   (H, K)  W2 (H, K, N)    (H, N)                          u W2[j] + b2[j]
-       OUTER      W1 (H, D, K)   (H, K)  Wa (H, K, a)    (H, a)  Wb (H, K, b)    (H, b)  f[j mod a] g[j div a]
+       table[p, j]              table (H, N, N)
+       queries[p] keys[j]       both (H, N, W)
+       offsets[j]               offsets (H, N)
+       distances[j - p]         distances (H, M), its ends for what is farther; first (H, 1) for j = 0
+       q k[j] / sqrt K          q = h query, and k = h key is kept; both (H, D, K)
+       u columns[j]             columns (H, K, N), u = relu(h hidden + hidden_bias), hidden (H, D, K)
+       f[j mod a] g[j div a]    f = u tiled + tiled_bias, tiled (H, K, a); g so of repeated (H, K, b)
 
-   with u = relu(h W1 + b1), f = u Wa + ba, g = u Wb + bb. A sequence with padding on its left begins
-   at slot starts[b] and has position 0 there. Threads share heads, and the outputs of every
-   product. */
+   NULL is not in the sum. A part has a query or hidden units, not both. A sequence with padding on
+   its left begins at slot starts[b] and has position 0 there. Threads share heads, and the outputs
+   of every product. */
 
 #include <math.h>
 
 #include "vectors.h"
 
 #define MOST_PARTS 4
-enum { TABLE, LOW_RANK, RELATIVE, DOT, DENSE, OUTER };
 enum { NONE, SINUSOIDAL, LEARNED };
 
 typedef struct { /* NULL: no norm */
@@ -46,11 +46,10 @@ typedef struct { /* (B, H, S, width), the last without gaps */
 } Kept;
 
 typedef struct {
-    int64_t kind;
-    int64_t n;        /* N, of LOW_RANK R, of OUTER a */
-    int64_t b;        /* of OUTER; of LOW_RANK N */
-    int64_t from_key; /* of DOT: where its own keys begin in a kept row */
-    const float *w1, *b1, *w2, *b2, *w3, *b3;
+    int64_t n, w, m, a, b; /* N, W, M and the sides of the outer product */
+    int64_t from_key;      /* where its own keys begin in a kept row */
+    const float *table, *queries, *keys, *offsets, *distances, *first, *query, *key;
+    const float *hidden, *hidden_bias, *columns, *tiled, *tiled_bias, *repeated, *repeated_bias;
 } Part;
 
 typedef struct {
@@ -101,8 +100,7 @@ static int64_t lay_out(const Step *step, int64_t thread, int64_t threads, Worker
         const Layer *layer = step->layers + i;
         inner = most(inner, layer->inner);
         for (int64_t part = 0; part < layer->num_parts; part++)
-            if (layer->parts[part].kind == OUTER)
-                factors = most(factors, layer->parts[part].n + layer->parts[part].b);
+            factors = most(factors, layer->parts[part].a + layer->parts[part].b);
     }
     inner = step->batch * whole_vectors(inner);
     const int64_t sizes[] = { width, head, MOST_PARTS * head, whole_vectors(step->keys),
@@ -223,19 +221,20 @@ static void make_units(const Step *step, const Worker *worker, const Layer *laye
                        int64_t head, float weight, float *units)
 {
     const int64_t k = step->head_width, count = step->batch * k, size = step->width * k;
-    if (part->kind < DOT)
+    const float *made_by = part->query ? part->query : part->hidden;
+    if (!made_by)
         return;
-    if (part->kind == DOT) {
-        multiply_head(step->batch, k, step->width, worker->h, part->w2 + head * size, worker->row, k);
+    if (part->query) {
+        multiply_head(step->batch, k, step->width, worker->h, part->key + head * size, worker->row, k);
         keep(step, &layer->keys, head, part->from_key, worker->row, k);
         weight /= sqrtf(k);
     }
-    multiply_head(step->batch, k, step->width, worker->h, part->w1 + head * size, units, k);
+    multiply_head(step->batch, k, step->width, worker->h, made_by + head * size, units, k);
     for (int64_t i = 0; i < count; i++)
-        if (part->kind == DOT)
+        if (part->query)
             units[i] *= weight;
         else {
-            const float unit = units[i] + part->b1[head * k + i % k];
+            const float unit = units[i] + part->hidden_bias[head * k + i % k];
             units[i] = unit < 0.0f ? 0.0f : unit;
         }
 }
@@ -252,19 +251,19 @@ static void make_factor(const float *u, int64_t k, const float *w, const float *
 static void add_outer(const Part *part, const float *u, int64_t k, int64_t head, float weight,
                       int64_t keys, float *factors, float *logits)
 {
-    const int64_t a = part->n, b = part->b;
+    const int64_t a = part->a, b = part->b;
     float *f = factors, *g = factors + a;
-    make_factor(u, k, part->w2 + head * k * a, part->b2 + head * a, a, f);
-    make_factor(u, k, part->w3 + head * k * b, part->b3 + head * b, b, g);
+    make_factor(u, k, part->tiled + head * k * a, part->tiled_bias + head * a, a, f);
+    make_factor(u, k, part->repeated + head * k * b, part->repeated_bias + head * b, b, g);
     for (int64_t j = 0, m = 0; j < keys; j += a, m++)
         add(logits + j, weight * g[m], f, keys - j < a ? keys - j : a);
 }
 
-static void add_relative(const Part *part, int64_t head, float weight, int64_t keys, float *logits)
+static void add_distances(const Part *part, int64_t head, float weight, int64_t keys, float *logits)
 {
-    const int64_t reach = part->n - 1, far = keys - 1 - reach; /* keys before `far` read the end of r */
-    const float *r = part->w1 + head * (2 * reach + 1);
-    logits[0] += weight * part->w2[head];
+    const int64_t reach = part->m / 2, far = keys - 1 - reach; /* keys before `far` read the end of r */
+    const float *r = part->distances + head * part->m;
+    logits[0] += weight * part->first[head];
     for (int64_t j = 1; j < far; j++)
         logits[j] += weight * r[0];
     const int64_t near = most(1, far);
@@ -276,30 +275,28 @@ static void add_relative(const Part *part, int64_t head, float weight, int64_t k
 static void add_logits(const Step *step, const Worker *worker, const Layer *layer, const Part *part,
                        const float *units, int64_t head, int64_t b, float weight, int64_t keys)
 {
-    const int64_t k = step->head_width, n = part->n, place = keys - 1, start = step->keys - keys;
+    const int64_t k = step->head_width, n = part->n, w = part->w, place = keys - 1;
     const float *u = units + b * k;
     float *logits = worker->logits;
-    if (part->kind == TABLE)
-        add(logits, weight, part->w1 + (head * n + place) * n, keys);
-    if (part->kind == LOW_RANK)
-        for (int64_t j = 0; j < keys; j++)
-            logits[j] += weight * dot(part->w1 + (head * part->b + place) * n,
-                                      part->w2 + (head * part->b + j) * n, n);
-    if (part->kind == RELATIVE)
-        add_relative(part, head, weight, keys, logits);
-    if (part->kind == DOT) {
+    if (part->table)
+        add(logits, weight, part->table + (head * n + place) * n, keys);
+    for (int64_t j = 0; part->queries && j < keys; j++)
+        logits[j] += weight * dot(part->queries + (head * n + place) * w,
+                                  part->keys + (head * n + j) * w, w);
+    if (part->distances)
+        add_distances(part, head, weight, keys, logits);
+    if (part->query) {
         const Kept *kept = &layer->keys;
-        const float *first = kept->data + b * kept->example + head * kept->head + start * kept->row
-                             + part->from_key;
+        const float *first = kept->data + b * kept->example + head * kept->head
+                             + (step->keys - keys) * kept->row + part->from_key;
         const Product of = { 1, k, kept->row, u, first, 0, logits, 0, 1 };
         multiply_outputs(&of, 0, keys);
     }
-    if (part->kind == DENSE) {
-        for (int64_t l = 0; l < k; l++)
-            add(logits, weight * u[l], part->w2 + (head * k + l) * n, keys);
-        add(logits, weight, part->b2 + head * n, keys);
-    }
-    if (part->kind == OUTER)
+    for (int64_t l = 0; part->columns && l < k; l++)
+        add(logits, weight * u[l], part->columns + (head * k + l) * n, keys);
+    if (part->offsets)
+        add(logits, weight, part->offsets + head * n, keys);
+    if (part->tiled)
         add_outer(part, u, k, head, weight, keys, worker->factors, logits);
 }
 

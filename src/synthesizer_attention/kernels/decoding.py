@@ -8,7 +8,7 @@ asked anew, so that new weights are read at once. Letters as in synthesis.py.
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -19,96 +19,58 @@ from torch.nn.modules.module import _has_any_global_hook
 from synthesizer_attention.attention.hook import FEW, LARGE
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.masks import is_transformed
-from synthesizer_attention.attention.synthesis import (
-    Dense,
-    DotProduct,
-    FactorizedDense,
-    FactorizedRandom,
-    FixedRandom,
-    Mixture,
-    Random,
-    Relative,
-    Synthesis,
-)
+from synthesizer_attention.attention.synthesis import Mixture, Synthesis
 from synthesizer_attention.kernels.cpu import RUNTIME, Kernel, in_use
 from synthesizer_attention.models.generation import ValueLayer
 from synthesizer_attention.models.layers import FeedForward, Layer, Positions, Stack, first_angles
 
 MOST_PARTS = 4
-TABLE, LOW_RANK, RELATIVE, DOT, DENSE, OUTER = range(6)
-TENSORS = (nn.Parameter, Tensor)
 NONE, SINUSOIDAL, LEARNED = range(3)
 ACTIVATIONS = (F.relu, F.gelu)
+AXES = {
+    "table": "HNN", "queries": "HNW", "keys": "HNW", "offsets": "HN",
+    "distances": "HM", "first": "H1", "query": "HDK", "key": "HDK",
+    "hidden": "HDK", "hidden_bias": "HK", "columns": "HKN",
+    "tiled": "HKa", "tiled_bias": "Ha", "repeated": "HKb", "repeated_bias": "Hb",
+}  # fmt: skip
+"""The terms that decode.c adds and the axes of each; Synthesis.decoded names a class's own."""
 
 
 class Unfit(Exception):  # noqa: N818
     """This call is not the kernel's."""
 
 
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names]
+def _structure(name: str, *fields: tuple[Sequence[str], Any]) -> Any:  # noqa: ANN401
+    """A structure of decode.c, of the same name there."""
+    named = [(field, kind) for names, kind in fields for field in names]
+    return type(name, (ctypes.Structure,), {"_fields_": named})
 
 
-def _numbers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_int64) for name in names]
-
-
-class NormCall(ctypes.Structure):
-    """What decode.c calls a Norm."""
-
-    _fields_ = (
-        *_pointers("weight", "bias"),
-        ("eps", ctypes.c_double),
-        *_numbers("has_mean"),
-    )
-
-
-class LinearCall(ctypes.Structure):
-    """What decode.c calls Linear."""
-
-    _fields_ = tuple(_pointers("weight", "bias"))
-
-
-class KeptCall(ctypes.Structure):
-    """What decode.c calls Kept: (B, H, S, width), the last without gaps."""
-
-    _fields_ = (*_pointers("data"), *_numbers("example", "head", "row"))
-
-
-class PartCall(ctypes.Structure):
-    """What decode.c calls a Part."""
-
-    _fields_ = (
-        *_numbers("kind", "n", "b", "from_key"),
-        *_pointers("w1", "b1", "w2", "b2", "w3", "b3"),
-    )
-
-
-class LayerCall(ctypes.Structure):
-    """What decode.c calls a Layer."""
-
-    _fields_ = (
-        *[(name, NormCall) for name in ("before", "between")],
-        *[(name, LinearCall) for name in ("value", "output", "widen", "narrow")],
-        *_numbers("inner", "is_gelu", "num_parts", "is_shared"),
-        ("parts", PartCall * MOST_PARTS),
-        *_pointers("mix", "ready"),
-        *_numbers("num_ready"),
-        *[(name, KeptCall) for name in ("keys", "values")],
-    )
-
-
-class StepCall(ctypes.Structure):
-    """What decode.c calls a Step."""
-
-    _fields_ = (
-        *_pointers(*RUNTIME),
-        *_numbers("threads", "batch", "width", "heads", "head_width", "num_keys", "num_layers"),
-        *_numbers("norms_first", "positions"),
-        *_pointers("places", "starts", "layers"),
-        ("last", NormCall),
-        *_pointers("x", "room"),
-    )
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_WEIGHTS = (("weight", "bias"), _POINTER)
+Norm = _structure("Norm", _WEIGHTS, (["eps"], ctypes.c_double), (["has_mean"], _NUMBER))
+Linear = _structure("Linear", _WEIGHTS)
+Kept = _structure("Kept", (["data"], _POINTER), (("example", "head", "row"), _NUMBER))
+Part = _structure("Part", ((*"NWMab", "from_key"), _NUMBER), (list(AXES), _POINTER))
+LayerCall = _structure(
+    "Layer",
+    (("before", "between"), Norm),
+    (("value", "output", "widen", "narrow"), Linear),
+    (("inner", "is_gelu", "num_parts", "is_shared"), _NUMBER),
+    (["parts"], Part * MOST_PARTS),
+    (("mix", "ready"), _POINTER),
+    (["num_ready"], _NUMBER),
+    (("keys", "values"), Kept),
+)
+Step = _structure(
+    "Step",
+    (RUNTIME, _POINTER),
+    (("threads", "batch", "width", "heads", "head_width", "num_keys", "num_layers"), _NUMBER),
+    (("norms_first", "positions"), _NUMBER),
+    (("places", "starts", "layers"), _POINTER),
+    (["last"], Norm),
+    (("x", "room"), _POINTER),
+)
 
 
 def check(module: Any, kind: type[nn.Module]) -> None:  # noqa: ANN401
@@ -125,134 +87,67 @@ def check(module: Any, kind: type[nn.Module]) -> None:  # noqa: ANN401
 
 def address(tensor: Tensor, *shape: int) -> int:
     """Where the numbers of a float32 tensor on the CPU lie, of this shape and without gaps."""
+    if tensor.shape != shape:
+        raise Unfit
+    return _address(tensor)
+
+
+def _address(tensor: Tensor) -> int:
     if (
-        type(tensor) not in TENSORS
+        type(tensor) not in (nn.Parameter, Tensor)
         or tensor.dtype is not torch.float32
-        or tensor.shape != shape
         or not (tensor.is_cpu and tensor.is_contiguous())
     ):
         raise Unfit
     return tensor.data_ptr()
 
 
-def linear_call(layer: Any, inputs: int, outputs: int) -> LinearCall:  # noqa: ANN401
-    """Describe an nn.Linear."""
+def _linear(layer: Any, inputs: int, outputs: int) -> Any:  # noqa: ANN401
     check(layer, nn.Linear)
     bias = None if layer.bias is None else address(layer.bias, outputs)
-    return LinearCall(address(layer.weight, outputs, inputs), bias)
+    return Linear(address(layer.weight, outputs, inputs), bias)
 
 
-def norm_call(norm: Any, width: int) -> NormCall:  # noqa: ANN401
-    """Describe a norm, or none."""
+def _norm(norm: Any, width: int) -> Any:  # noqa: ANN401
     if type(norm) is nn.Identity:
         check(norm, nn.Identity)
-        return NormCall()
+        return Norm()
     has_mean = type(norm) is nn.LayerNorm
     check(norm, nn.LayerNorm if has_mean else nn.RMSNorm)
     if norm.weight is None:
         raise Unfit
     bias = address(norm.bias, width) if has_mean and norm.bias is not None else None
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-    return NormCall(address(norm.weight, width), bias, eps, has_mean)
+    return Norm(address(norm.weight, width), bias, eps, has_mean)
 
 
-def fill_attention(
-    call: LayerCall, attention: SyntheticAttention, num_keys: int, is_padded: bool
-) -> int:
-    """Describe an attention whose query is the last of so many tokens; the width of its keys."""
-    size, frozen = attention.size, attention.frozen
-    if attention.path == "plain" or attention.window is not None or attention.turns:
+def _part(part: Any, heads: int, width: int, num_keys: int, from_key: int) -> Any:  # noqa: ANN401
+    """The terms that a synthesizing function says it adds."""
+    if not isinstance(part, Synthesis) or not part.decoded or part.has_last:
         raise Unfit
-    call.value = linear_call(attention.value, size.d_model, size.d_model)
-    call.output = linear_call(attention.output, size.d_model, size.d_model)
-    synthesis: Any = attention.synthesis
-    parts = [synthesis]
-    if type(synthesis) is Mixture:
-        check(synthesis, Mixture)
-        parts = list(synthesis.parts)
-        call.mix = address(synthesis.mix, size.num_heads, len(parts))
-    if len(parts) > MOST_PARTS:
+    check(part, type(part))
+    tensors = [getattr(part, name) for _, name in part.decoded]
+    sides = _sides(part.decoded, tuple([tensor.shape for tensor in tensors]), heads, width)
+    if sides is None or 0 < sides[0] < num_keys or 0 < sides[3] * sides[4] < num_keys:
         raise Unfit
-    d_keys = 0
-    for index, part in enumerate(parts):
-        describe = _PARTS.get(type(part))
-        if describe is None or part.has_last:
-            raise Unfit
-        check(part, type(part))
-        call.parts[index] = describe(part, attention, num_keys, d_keys)
-        d_keys += part.d_keys
-    call.num_parts, call.is_shared = len(parts), not synthesis.depends_on_input
-    if frozen is not None and attention.causal and not is_padded and num_keys <= frozen.shape[-1]:
-        call.num_ready = frozen.shape[-1]
-        call.ready = address(frozen, size.num_heads, call.num_ready, call.num_ready)
-    return d_keys
+    call = Part(*sides, from_key)
+    for (term, _), tensor in zip(part.decoded, tensors, strict=True):
+        setattr(call, term, _address(tensor))
+    return call
 
 
-def _table(part: Random, attention: SyntheticAttention, num_keys: int, from_key: int) -> PartCall:
-    table = part.table
-    n = _at_least(table.shape[-1], num_keys)
-    return PartCall(TABLE, n, 0, 0, address(table, attention.size.num_heads, n, n))
-
-
-def _low_rank(
-    part: FactorizedRandom, attention: SyntheticAttention, num_keys: int, from_key: int
-) -> PartCall:
-    n, k = _at_least(part.rows.shape[1], num_keys), part.k
-    shape = (attention.size.num_heads, n, k)
-    rows, columns = address(part.rows, *shape), address(part.columns, *shape)
-    return PartCall(LOW_RANK, k, n, 0, rows, None, columns)
-
-
-def _relative(
-    part: Relative, attention: SyntheticAttention, num_keys: int, from_key: int
-) -> PartCall:
-    heads, count = attention.size.num_heads, part.offsets.shape[-1]
-    offsets, first = address(part.offsets, heads, count), address(part.first, heads, 1)
-    return PartCall(RELATIVE, count // 2 + 1, 0, 0, offsets, None, first)
-
-
-def _dot(part: DotProduct, attention: SyntheticAttention, num_keys: int, from_key: int) -> PartCall:
-    size = attention.size
-    shape = (size.num_heads, size.d_model, size.d_head)
-    return PartCall(DOT, 0, 0, from_key, address(part.wq, *shape), None, address(part.wk, *shape))
-
-
-def _dense(part: Dense, attention: SyntheticAttention, num_keys: int, from_key: int) -> PartCall:
-    n, (heads, k) = _at_least(part.b2.shape[-1], num_keys), part.b1.shape
-    w2, b2 = address(part.w2, heads, k, n), address(part.b2, heads, n)
-    return PartCall(DENSE, n, 0, 0, *_hidden(part, attention), w2, b2)
-
-
-def _outer(
-    part: FactorizedDense, attention: SyntheticAttention, num_keys: int, from_key: int
-) -> PartCall:
-    a, b, (heads, k) = part.a, part.b, part.b1.shape
-    _at_least(a * b, num_keys)
-    first = address(part.wa, heads, k, a), address(part.ba, heads, a)
-    second = address(part.wb, heads, k, b), address(part.bb, heads, b)
-    return PartCall(OUTER, a, b, 0, *_hidden(part, attention), *first, *second)
-
-
-def _hidden(part: Dense | FactorizedDense, attention: SyntheticAttention) -> tuple[int, int]:
-    heads, width, k = attention.size.num_heads, attention.size.d_model, attention.size.d_head
-    return address(part.w1, heads, width, k), address(part.b1, heads, k)
-
-
-def _at_least(length: int, num_keys: int) -> int:
-    if length < num_keys:
-        raise Unfit
-    return length
-
-
-_PARTS: dict[type[Synthesis], Any] = {
-    Random: _table,
-    FixedRandom: _table,
-    FactorizedRandom: _low_rank,
-    Relative: _relative,
-    DotProduct: _dot,
-    Dense: _dense,
-    FactorizedDense: _outer,
-}
+@lru_cache(maxsize=256)
+def _sides(
+    decoded: tuple[tuple[str, str], ...], shapes: tuple[torch.Size, ...], heads: int, width: int
+) -> list[int] | None:
+    """The sides of these terms, as decode.c's Part has them; None: their shapes do not agree."""
+    known = {"H": heads, "D": width, "K": width // heads, "1": 1}
+    for (term, _), shape in zip(decoded, shapes, strict=True):
+        axes = AXES[term]
+        agree = [known.setdefault(axis, size) for axis, size in zip(axes, shape, strict=False)]
+        if len(axes) != len(shape) or agree != list(shape):
+            return None
+    return [known.get(axis, 0) for axis in "NWMab"]
 
 
 def decode_token(
@@ -294,43 +189,44 @@ def _decode_token(
 ) -> Tensor:
     batch, _, width = x.shape
     check(stack, Stack)
-    layers, num_layers = list(stack.layers), len(stack.layers)
-    num_keys = _num_keys(stack, caches)
+    layers, heads = list(stack.layers), stack.shape.num_heads
+    if len(caches) != len(layers) or any(type(kept) is not ValueLayer for kept in caches):
+        raise Unfit
+    num_keys = caches[0].num_tokens + 1
+    if num_keys > stack.shape.max_len and not stack.any_length:
+        raise Unfit
     starts = _starts(kernel, attention_mask, batch, num_keys)
-    if position_ids is not None:
-        _check_positions(position_ids, starts, batch, num_keys)
-    calls, heads = (LayerCall * num_layers)(), stack.shape.num_heads
-    norms = _norms(stack, layers, width)
+    if position_ids is not None:  # they must be the counted ones
+        counted = [num_keys - 1 - start for start in starts or [0] * batch]
+        if (
+            position_ids.shape not in ((batch, 1), (1, 1))
+            or position_ids.expand(batch, 1).flatten().tolist() != counted
+        ):
+            raise Unfit
+    pairs = [(layer.attention_norm, layer.feed_forward_norm) for layer in layers]
+    norms = [_norm(norm, width) for pair in (*pairs, (stack.norm,)) for norm in pair]
+    norms_first = stack.shape.norm_position == "pre"
+    norms = norms if norms_first else [Norm(), *norms[:-1]]
+    calls = (LayerCall * len(layers))()
     for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
         call.before, call.between = norms[2 * index], norms[2 * index + 1]
         d_keys = _fill_layer(call, layer, width, heads, num_keys, starts is not None)
         _check_cache(caches[index], (batch, heads, num_keys - 1), width // heads, d_keys)
     places, where = _places(stack, width, num_keys)
     threads = torch.get_num_threads() if kernel.runtime[0] and width * width >= LARGE else 1
-    sizes = (threads, batch, width, heads, width // heads, num_keys, num_layers)
-    first = stack.shape.norm_position == "pre"
-    step = StepCall(*kernel.runtime, *sizes, first, places, where, last=norms[-1])
+    sizes = (threads, batch, width, heads, width // heads, num_keys, len(layers))
+    step = Step(*kernel.runtime, *sizes, norms_first, places, where, last=norms[-1])
     step.starts = None if starts is None else ctypes.addressof(starts)
     step.x, step.layers = address(x, batch, 1, width), ctypes.addressof(calls)
     room = x.new_empty(kernel.library.decode_workspace(ctypes.byref(step)))
     step.room = room.data_ptr()
     for call, kept in zip(calls, caches, strict=True):
         keys, values = kept.extend()
-        call.values = _kept_call(values)
+        call.values = Kept(values.data_ptr(), *values.stride()[:3])
         if keys is not None:
-            call.keys = _kept_call(keys)
+            call.keys = Kept(keys.data_ptr(), *keys.stride()[:3])
     kernel.library.decode(ctypes.byref(step))
     return x
-
-
-def _num_keys(stack: Stack, caches: Sequence[Any]) -> int:
-    """The tokens that have passed, and this one, where all layers have seen them."""
-    if len(caches) != len(stack.layers) or any(type(kept) is not ValueLayer for kept in caches):
-        raise Unfit
-    num_keys: int = caches[0].num_tokens + 1
-    if num_keys > stack.shape.max_len and not stack.any_length:
-        raise Unfit
-    return num_keys
 
 
 def _starts(kernel: Kernel, mask: Tensor | None, batch: int, num_keys: int) -> Any:  # noqa: ANN401
@@ -351,28 +247,13 @@ def _starts(kernel: Kernel, mask: Tensor | None, batch: int, num_keys: int) -> A
     return starts if any(starts) else None
 
 
-def _check_positions(position_ids: Tensor, starts: Any, batch: int, num_keys: int) -> None:  # noqa: ANN401
-    """Refuse positions that are not the counted ones."""
-    if position_ids.shape not in ((batch, 1), (1, 1)):
-        raise Unfit
-    counted = [num_keys - 1 - start for start in starts or [0] * batch]
-    if position_ids.expand(batch, 1).flatten().tolist() != counted:
-        raise Unfit
-
-
-def _norms(stack: Stack, layers: Sequence[Layer], width: int) -> list[NormCall]:
-    """What normalizes x before each attention, behind it, and at last."""
-    each = [
-        norm_call(norm, width)
-        for layer in layers
-        for norm in (layer.attention_norm, layer.feed_forward_norm)
-    ]
-    last = norm_call(stack.norm, width)
-    return [*each, last] if stack.shape.norm_position == "pre" else [NormCall(), *each]
-
-
 def _fill_layer(
-    call: LayerCall, layer: Layer, width: int, heads: int, num_keys: int, is_padded: bool
+    call: Any,  # noqa: ANN401
+    layer: Layer,
+    width: int,
+    heads: int,
+    num_keys: int,
+    is_padded: bool,
 ) -> int:
     """Describe a layer but for its norms and its cache; the width of its keys."""
     check(layer, Layer)
@@ -383,13 +264,33 @@ def _fill_layer(
     check(feed_forward.dropout, nn.Dropout)
     assert isinstance(attention, SyntheticAttention)
     fits = attention.size.d_model == width and attention.size.num_heads == heads
-    if not fits or layer.cross is not None or feed_forward.activation not in ACTIVATIONS:
+    fits = fits and layer.cross is None and feed_forward.activation in ACTIVATIONS
+    if not fits or attention.path == "plain" or attention.window is not None or attention.turns:
         raise Unfit
     call.inner = feed_forward.widen.out_features
     call.is_gelu = feed_forward.activation is F.gelu
-    call.widen = linear_call(feed_forward.widen, width, call.inner)
-    call.narrow = linear_call(feed_forward.narrow, call.inner, width)
-    return fill_attention(call, attention, num_keys, is_padded)
+    call.widen = _linear(feed_forward.widen, width, call.inner)
+    call.narrow = _linear(feed_forward.narrow, call.inner, width)
+    call.value = _linear(attention.value, width, width)
+    call.output = _linear(attention.output, width, width)
+    synthesis: Any = attention.synthesis
+    parts = [synthesis]
+    if type(synthesis) is Mixture:
+        check(synthesis, Mixture)
+        parts = list(synthesis.parts)
+        call.mix = address(synthesis.mix, heads, len(parts))
+    if len(parts) > MOST_PARTS:
+        raise Unfit
+    d_keys = 0
+    for index, part in enumerate(parts):
+        call.parts[index] = _part(part, heads, width, num_keys, d_keys)
+        d_keys += part.d_keys
+    call.num_parts, call.is_shared = len(parts), not synthesis.depends_on_input
+    ready = attention.frozen
+    if ready is not None and attention.causal and not is_padded and num_keys <= ready.shape[-1]:
+        call.num_ready = ready.shape[-1]
+        call.ready = address(ready, heads, call.num_ready, call.num_ready)
+    return d_keys
 
 
 def _check_cache(kept: ValueLayer, shape: tuple[int, int, int], width: int, d_keys: int) -> None:
@@ -426,8 +327,3 @@ def _places(stack: Stack, width: int, num_keys: int) -> tuple[int, int | None]:
 @cache
 def _angles(width: int) -> Tensor:
     return first_angles(width, torch.device("cpu"))
-
-
-def _kept_call(tokens: Tensor) -> KeptCall:
-    example, head, row, _ = tokens.stride()
-    return KeptCall(tokens.data_ptr(), example, head, row)
