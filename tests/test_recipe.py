@@ -53,6 +53,10 @@ def test_only_paper_scale_values_go_unmarked(name):
         ("model.ponder_cost=0.1", "[model]: ponder_cost is not used without universal = true"),
         ("model.halting_epsilon=2.0", "[model]: halting_epsilon is 2.0; expected less than 1"),
         ("train.steps", "--set got 'train.steps'; expected key=value"),
+        (
+            "train.steps=1\nseed=3",
+            r"--set train.steps got '1\nseed=3', several keys at once; give",
+        ),
         ("name.x=1", "--set name.x: 'name' is a value, not a section"),
     ],
 )

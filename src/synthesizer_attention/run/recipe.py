@@ -169,7 +169,7 @@ def contradicted(values: dict[str, Any], overrides: Iterable[str]) -> Iterator[t
     stored = dict(leaves(values))
     wanted = {text.partition("=")[0].strip(): text for text in overrides}
     for key, text in wanted.items():
-        if stored.get(key) != _value(text.partition("=")[2].lstrip()):
+        if stored.get(key) != _value(key, text.partition("=")[2].lstrip()):
             yield text, stored.get(key)
 
 
@@ -247,16 +247,19 @@ def _apply(values: dict[str, Any], key: str, text: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {key}: '{parent}' is a value, not a section; drop what follows")
     if text.strip():
-        table[last] = _value(text)
+        table[last] = _value(key, text)
     else:
         table.pop(last, None)
 
 
-def _value(text: str) -> Any:  # noqa: ANN401  whatever TOML holds
+def _value(key: str, text: str) -> Any:  # noqa: ANN401  whatever TOML holds
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
+    if len(found) > 1:
+        raise UserError(f"--set {key} got {text!r}, several keys at once; give each its own --set")
+    return found["value"]
 
 
 def _validate(values: dict[str, Any], origin: str) -> Recipe:
