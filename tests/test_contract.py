@@ -25,6 +25,16 @@ SMALL = [
 SMALL += [(masks, "FEWEST_ROWS", 2), (fast.dispatch, "SHORT", 1)]
 
 
+CHUNK = "chunk:size=2"
+
+
+@masks.register_mask("chunk")
+def chunk(here, last, *, size: int):
+    """A kind of mask from outside masks.py: a query sees the tokens of its own chunk."""
+    start = (here - 1) // size * size
+    return start, start + size
+
+
 def turned(vector, position, rotary):
     """R_p x, pair by pair."""
     if rotary is None:
@@ -88,7 +98,9 @@ def naive(layer, x, mask=None, positions=None, bias=None, rotary=None):
             seen = []
             for j in range(length):
                 apart = int(real[b, min(i, j) + 1 : max(i, j) + 1].sum())  # in real tokens
-                near = layer.window is None or apart < layer.window
+                near = layer.window is None or layer.window == CHUNK or apart < layer.window
+                if layer.window == CHUNK:
+                    near = len({(int(real[b, : at + 1].sum()) - 1) // 2 for at in (i, j)}) == 1
                 if real[b, j] and near and (j <= i or not layer.causal):
                     seen.append(j)
             heads = []
@@ -132,7 +144,7 @@ def calls(draw, longest=5):
     length = draw(st.integers(1, longest))
     options = {
         "causal": draw(st.booleans()),
-        "window": draw(st.sampled_from([None, None, None, 1, 3])),
+        "window": draw(st.sampled_from([None, None, None, 1, 3, CHUNK])),
     }
     rotary = ROTARY if "dot" in spec and draw(st.booleans()) else None
     layer = redrawn(SyntheticAttention(D, H, N, spec, rotary=rotary, **options))
@@ -209,7 +221,7 @@ def test_decoding_in_steps_gives_the_naive_loop(taken):
                     part["bias"] = part["bias"][..., at:end, :]
                 found.append(layer(x[:, at:end], cache=cache, **named(part)))
                 at = end
-                held = at if layer.window is None else min(at, layer.window)
+                held = min(at, layer.window) if isinstance(layer.window, int) else at
                 assert cache.values.shape[2] == held
                 assert (cache.keys is None) == (layer.synthesis.d_keys == 0)
         torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-9, atol=1e-9)

@@ -63,8 +63,8 @@ def steps(layer, x):
 def test_a_forward_is_few_steps():
     layer = SyntheticAttention(64, 4, 128, "random+dot", causal=True)
     found = steps(layer, torch.randn(2, 128, 64))
-    assert len(found) <= 31, sorted(found)
-    assert len({file for file, _ in found}) <= 10
+    assert len(found) <= 30, sorted(found)
+    assert len({file for file, _ in found}) <= 9
 
 
 @needs_compiler
@@ -72,5 +72,5 @@ def test_a_forward_by_the_kernel_is_few_steps(built):
     layer = SyntheticAttention(64, 4, 128, "random+dot", causal=True)
     found = steps(layer, torch.randn(2, 128, 64))
     assert built
-    assert len(found) <= 34, sorted(found)
-    assert len({file for file, _ in found}) <= 10
+    assert len(found) <= 30, sorted(found)
+    assert len({file for file, _ in found}) <= 9

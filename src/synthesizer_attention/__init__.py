@@ -12,6 +12,7 @@ from synthesizer_attention.errors import UserError
 if TYPE_CHECKING:
     from synthesizer_attention.attention.baselines import BASELINES, build_mixer
     from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention, ValueCache
+    from synthesizer_attention.attention.masks import register_mask
     from synthesizer_attention.attention.registry import (
         SYNTHESES,
         build_synthesis,
@@ -39,6 +40,7 @@ _HOME = {
     "SYNTHESES": "attention.registry",
     "Synthesis": "attention.synthesis",
     "build_synthesis": "attention.registry",
+    "register_mask": "attention.masks",
     "register_synthesis": "attention.registry",
     "import_modules": "spec",
     "replace_attention": "audit.replace",
@@ -70,6 +72,7 @@ __all__ = [
     "build_mixer",
     "build_synthesis",
     "import_modules",
+    "register_mask",
     "register_synthesis",
     "replace_attention",
 ]

@@ -320,25 +320,25 @@ def check_name(name: str, spec: str) -> None:
         )
 
 
-def options_of(cls: type) -> Mapping[str, inspect.Parameter]:
-    """The options of a class: its keyword-only arguments, each of which it keeps as attribute."""
-    parameters = inspect.signature(cls).parameters
+def options_of(made: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The keyword-only arguments of a class, which keeps them as attributes, or of a function."""
+    parameters = inspect.signature(made).parameters
     return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def read_options(term: Term, cls: type) -> dict[str, Any]:
-    """Turn the options written behind a name into the arguments of its class."""
-    known = options_of(cls)
+def read_options(term: Term, made: Callable[..., Any], what: str = "synthesis") -> dict[str, Any]:
+    """Turn the options written behind a name into the arguments of its class or function."""
+    known = options_of(made)
     options = {}
     for key, value in term.options:
         if key not in known:
             allowed = f"its options are {', '.join(known)}" if known else "it takes none"
-            raise UserError(f"unknown option {key!r} in synthesis '{term}'; {allowed}")
+            raise UserError(f"unknown option {key!r} in {what} '{term}'; {allowed}")
         read, wanted = _READERS.get(known[key].annotation, _READERS[int])
         try:
             options[key] = read(value)
         except (ValueError, KeyError):
-            raise UserError(f"option {key}={value} in synthesis '{term}' is not {wanted}") from None
+            raise UserError(f"option {key}={value} in {what} '{term}' is not {wanted}") from None
     return options
 
 
@@ -451,7 +451,7 @@ class Defaults:
     fixed_depth: bool = False
     halting_epsilon: float = 0.05
     ponder_cost: float = 0.01
-    window: int | None = None
+    window: int | str | None = None
     equal_qk_init: bool = False
 
 

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from synthesizer_attention.attention.layer import Cache, Inputs, SyntheticAttention, TokenMixer
 from synthesizer_attention.attention.masks import (
+    Window,
     check_inputs,
-    check_tokens,
     hides_only_the_end,
     is_transformed,
     locate,
@@ -128,9 +128,8 @@ class Convolution(Weightless):
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         self._check(inputs)
         attention_mask, cache = inputs.attention_mask, inputs.cache
-        check_tokens(x, self.size.d_model, self.value)
         past = 0 if cache is None else cache.get_seq_length()
-        check_inputs(x, None, past + x.shape[1], attention_mask, None)
+        check_inputs(x, self.size.d_model, self.value, None, past, attention_mask, None)
         attention_mask = None if attention_mask is None else attention_mask[:, past:]
         queue = move_to_front(F.glu(self.value(without_hidden(x, attention_mask))), attention_mask)
         window = self._window(queue, cache)
@@ -294,8 +293,8 @@ class Linformer(Weightless):
         """Project keys and values to k rows, padding left out, and attend to those."""
         self._check(inputs)
         attention_mask, position_ids = inputs.attention_mask, inputs.position_ids
-        check_tokens(x, self.size.d_model, self.value)
-        check_inputs(x, self.size.max_len, x.shape[1], attention_mask, position_ids)
+        size = self.size
+        check_inputs(x, size.d_model, self.value, size.max_len, 0, attention_mask, position_ids)
         positions = locate(attention_mask, position_ids, x.shape[1], x.device)
         x = without_hidden(x, attention_mask)
         project_value = self.project_key if self.project_value is None else self.project_value
@@ -354,7 +353,7 @@ def build_mixer(
     size: Size,
     *,
     causal: bool = False,
-    window: int | None = None,
+    window: Window = None,
     equal_qk_init: bool = False,
     rotary: RotaryOptions | None = None,
     dropout: float = 0.0,

@@ -25,12 +25,13 @@ from synthesizer_attention.attention.hook import linear
 from synthesizer_attention.attention.masks import (
     EXPLICIT,
     SLOT,
+    Window,
     check_inputs,
     check_mask,
-    check_tokens,
     is_transformed,
     last_real,
     locate,
+    mask_kind,
     masked_softmax,
     position_source,
     visible_keys,
@@ -41,7 +42,9 @@ from synthesizer_attention.attention.synthesis import (
     DotProduct,
     Rotary,
     Size,
-    keys_of,
+    Synthesis,
+    keys_at,
+    logits_of,
     unbiased_heads,
     unwrapped,
     without_heads,
@@ -188,7 +191,7 @@ class SyntheticAttention(TokenMixer):
     """Self-attention whose logits are synthesized as the spec says.
 
     window  if given, a query sees itself and the window - 1 real tokens before it and, unless
-            causal, as many after it
+            causal, as many after it; or a registered kind of mask: "chunk:size=64"
     rotary  if given, how the queries and keys of a dot product turn with their positions
     path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
     equal_qk_init
@@ -203,7 +206,7 @@ class SyntheticAttention(TokenMixer):
         synthesis: str = "random+dot",
         *,
         causal: bool = False,
-        window: int | None = None,
+        window: Window = None,
         rotary: RotaryOptions | None = None,
         equal_qk_init: bool = False,
         dropout: float = 0.0,
@@ -212,8 +215,8 @@ class SyntheticAttention(TokenMixer):
         super().__init__()
         if path not in fast.PATHS:
             raise UserError(f"path={path!r}; choose from {', '.join(fast.PATHS)}")
-        if window is not None and window < 1:
-            raise UserError(f"window={window}; it must be at least 1, or None for no window")
+        if window is not None:
+            mask_kind(window)  # refuses what is none
         self.size = Size(d_model, num_heads, max_len)
         self.synthesis = build_synthesis(synthesis, self.size)
         self.value = nn.Linear(d_model, d_model, bias=False)
@@ -262,43 +265,42 @@ class SyntheticAttention(TokenMixer):
         """The synthesized logits alone, before bias, mask and softmax: (B or 1, H, T, S)."""
         call = self._call(x, Inputs(position_ids=position_ids))
         positions = locate(None, position_ids, x.shape[1], x.device)
-        logits = self.synthesis(x, call.keys, positions, positions)
-        return logits if call.bias is None else logits + call.bias
+        return logits_of(self.synthesis, x, call.keys, positions, positions, call.is_last)
 
     def _call(self, x: Tensor, inputs: Inputs) -> fast.Call:
         """Keys and values of all tokens that x may attend to, with their mask and positions."""
-        mask, positions, bias, cache = (
-            inputs.attention_mask,
-            inputs.position_ids,
-            inputs.bias,
-            inputs.cache,
-        )
-        check_tokens(x, self.size.d_model, self.value)
-        num_keys = (0 if cache is None else cache.get_seq_length()) + x.shape[1]
-        size = self.size
+        mask, positions, bias = inputs.attention_mask, inputs.position_ids, inputs.bias
+        size, cache, source = self.size, inputs.cache, SLOT
+        past = 0 if cache is None else cache.get_seq_length()
         limit = None if self.any_length else size.max_len
-        check_inputs(x, limit, num_keys, mask, positions)
-        source, here = SLOT, None
+        num_keys = check_inputs(x, size.d_model, self.value, limit, past, mask, positions)
+        here = is_last = None
         if mask is not None:
             mask, x = mask.bool(), without_hidden(x, mask)
         if mask is not None or positions is not None:
             source = position_source(mask, positions, num_keys)
-        synthesis = unwrapped(self.synthesis)
+        synthesis: nn.Module = self.synthesis
+        if not isinstance(synthesis, Synthesis):  # an adapter stands for it
+            synthesis = unwrapped(synthesis)
         values = linear(self.value, x).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
         if self.turns:
             here = locate(mask, positions, num_keys, x.device)[..., num_keys - x.shape[1] :]
-        keys = keys_of(synthesis, x, here)
+        keys = synthesis.keys(x) if here is None else keys_at(synthesis, x, here)
         if cache is not None:
             keys, values = cache.update(keys, values)
             if values.shape[2] < num_keys:
                 mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
                 source = EXPLICIT
-            if self.window is not None and values.shape[2] > self.window:
+            if isinstance(self.window, int) and values.shape[2] > self.window:
                 trim(cache, mask, keys, values, self.window)
         if self.unbiased and bias is not None:
             bias = without_heads(bias, self.unbiased, size.num_heads)
-        if synthesis.has_last:
-            bias = self._with_last(x, mask, positions, bias, values.shape[2])
+        if synthesis.has_last and mask is None:
+            num_keys = values.shape[2]
+            is_last = torch.arange(num_keys, device=x.device) == num_keys - 1
+        elif synthesis.has_last and mask is not None:
+            number = mask.cumsum(-1)  # counted, not sorted: ONNX has no stable sort
+            is_last, source = mask & (number == number[:, -1:]), EXPLICIT
         return fast.Call(
             x,
             keys,
@@ -308,26 +310,12 @@ class SyntheticAttention(TokenMixer):
             source=source,
             bias=bias,
             query_positions=here,
+            is_last=is_last,
             causal=self.causal,
             window=self.window,
             dropout=self.dropout if self.training else 0.0,
             frozen=self.frozen,
         )
-
-    def _with_last(
-        self, x: Tensor, mask: Tensor | None, position_ids: Tensor | None, bias: Tensor | None,
-        num_keys: int,
-    ) -> Tensor | None:  # fmt: skip
-        """The bias, and what the last token's own logits add to it."""
-        key_positions = locate(mask, position_ids, num_keys, x.device)
-        positions = key_positions[..., num_keys - x.shape[1] :]
-        if mask is None:
-            is_last = torch.arange(num_keys, device=x.device) == num_keys - 1
-        else:  # counted, not sorted: ONNX has no stable sort
-            number = mask.cumsum(-1)
-            is_last = mask & (number == number[:, -1:])
-        column = unwrapped(self.synthesis).last_column(x, positions, key_positions, is_last)
-        return column if bias is None or column is None else bias + column
 
     def _sum(self, call: fast.Call, weights: Tensor) -> Tensor:
         shared = not unwrapped(self.synthesis).depends_on_input
@@ -338,7 +326,8 @@ class SyntheticAttention(TokenMixer):
         num_queries, num_keys, device = call.num_queries, call.num_keys, call.x.device
         key_positions = locate(call.mask, call.positions, num_keys, device)
         positions = key_positions[..., num_keys - num_queries :]
-        logits = self.synthesis(call.x, call.keys, positions, key_positions)  # (B or 1, H, T, S)
+        given = (call.x, call.keys, positions, key_positions, call.is_last)
+        logits = logits_of(self.synthesis, *given)  # (B or 1, H, T, S)
         if call.bias is not None:
             logits = logits + call.bias
         return masked_softmax(
@@ -409,7 +398,7 @@ class CrossAttention(nn.Module):
         if (self.dropout and self.training) or is_transformed():
             return self.attend(x, keys, values, attention_mask=attention_mask)[0]
         visible = self._visible(x, keys, attention_mask)
-        return self.output(fast.attend_across(self.synthesis, x, keys, values, visible))
+        return self.output(fast.fused(self.synthesis, x, keys, values, attn_mask=visible))
 
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None

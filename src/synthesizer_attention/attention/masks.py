@@ -1,13 +1,15 @@
 """Which keys a query may attend to, and the positions of tokens; bad inputs are refused here.
 
-Who may look is said once, by `visible_range`: count the real tokens of an example in their order;
-a query sees those numbered start to stop - 1. Causality, a window, padding on either side and
-holes are all of this form, so a new kind of mask is a new line there. The plain path reads it as a
-mask (`visible_keys`), the fast paths as ranges (`Visibility`). Letters as in synthesis.py.
+`visible_range` alone says who may look: count the real tokens of an example in their order; a query
+sees those after number `start`, up to number `stop`. Causality, windows, padding on either side and
+holes all have this form. A new kind of mask is a function under `register_mask`, in any file. The
+plain path reads the range as a mask (`visible_keys`), the fast paths read it as it is
+(`Visibility`). Letters as in synthesis.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from synthesizer_attention.errors import UserError
+from synthesizer_attention.spec import Term, options_of, read_options
 
 SLOT, COUNTED, EXPLICIT = "slot", "counted from the mask", "explicit"
 """Position source: the slot's own index, the real tokens counted, or what the caller gives."""
@@ -27,6 +30,59 @@ AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)  # types that autocast
 NUM_BLOCKS, FEWEST_ROWS = 8, 64  # how finely rows are cut where they see different keys
 
 T = TypeVar("T", Tensor, Tensor | None)
+Window = int | str | None  # a sliding window, or a kind of mask with its options: "chunk:size=64"
+Range = tuple[Tensor, Tensor]
+Kind = Callable[..., Range]
+_PARSED: dict[int | str, Kind] = {}  # what mask_kind has read already
+
+
+def register_mask(name: str) -> Callable[[Kind], Kind]:
+    """Register a kind of mask, so that a layer's and a model's `window` may name it.
+
+        @register_mask("chunk")
+        def chunk(here: Tensor, last: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
+            start = (here - 1) // size * size
+            return start, start + size
+
+    A query sees the real tokens after number `start`, up to number `stop`. `here` (1 or B, T) is
+    the number of the query's own token, `last` (1 or B, 1) that of the last token; neither result
+    may fall from one query to the next. What lies outside the sequence is cut off, and so is what
+    lies behind the query in causal attention. The options are the keyword-only arguments.
+    """
+
+    def register(kind: Kind) -> Kind:
+        MASKS[name] = kind
+        _PARSED.clear()
+        known_visibility.cache_clear()
+        return kind
+
+    return register
+
+
+def mask_kind(window: int | str) -> Kind:
+    """The kind of mask that `window` names; a number is the size of a sliding window."""
+    if isinstance(window, str):
+        name, *options = window.split(":")
+        if name not in MASKS:
+            raise UserError(f"window={window!r}; give a number, or choose from {', '.join(MASKS)}")
+        kind, pairs = MASKS[name], [option.partition("=")[::2] for option in options]
+        given = read_options(Term(name, tuple(pairs)), kind, "mask")
+        needed = [key for key, p in options_of(kind).items() if p.default is p.empty]
+        if missing := [key for key in needed if key not in given]:
+            raise UserError(f"window={window!r} lacks {missing[0]}; write {name}:{missing[0]}=64")
+    else:
+        kind, given = sliding, {"size": window}
+        if window < 1:
+            raise UserError(f"window={window}; it must be at least 1, or None for no window")
+    return _PARSED.setdefault(window, partial(kind, **given))
+
+
+def sliding(here: Tensor, last: Tensor, *, size: int) -> Range:
+    """The token itself, `size` - 1 tokens before it and, unless causal, as many after it."""
+    return here - size, here + size - 1
+
+
+MASKS: dict[str, Kind] = {"sliding": sliding}
 
 
 def visible_range(
@@ -34,23 +90,21 @@ def visible_range(
     num_queries: int,
     num_keys: int,
     causal: bool,
-    window: int | None,
+    window: Window,
     device: torch.device,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Number of each real token (1 or B, S), start (None: 0) and stop (1 or B, T or 1) of queries.
 
     The T queries are the last of S slots. A hidden query sees what a token in its slot would.
-    window  how many tokens a query sees on its left, itself included, and, unless causal, as many
-            on its right. Real tokens are counted, so that padding does not narrow a window, and
-            position_ids do not matter.
+    Padding does not narrow a window, and position_ids do not matter.
     """
     slots = torch.arange(1, num_keys + 1, device=device)[None]
     number = slots if mask is None else mask.cumsum(-1)
     here, last = number[:, num_keys - num_queries :], number[:, -1:]
     if window is None:
         return number, None, here if causal else last
-    stop = here if causal else (here + window - 1).minimum(last)
-    return number, (here - window).clamp(min=0), stop
+    start, stop = (_PARSED.get(window) or mask_kind(window))(here, last)
+    return number, start.clamp(min=0), stop.minimum(here if causal else last).clamp(min=0)
 
 
 def visible_keys(
@@ -59,7 +113,7 @@ def visible_keys(
     num_queries: int,
     num_keys: int,
     device: torch.device,
-    window: int | None = None,
+    window: Window = None,
 ) -> Tensor | None:
     """True where a query may look, (1 or B, 1, T or 1, S); None where it may look everywhere."""
     mask = None if attention_mask is None else attention_mask.bool()
@@ -180,7 +234,7 @@ def visibility_of(
     num_queries: int,
     num_keys: int,
     causal: bool,
-    window: int | None,
+    window: Window,
     source: str,
     device: torch.device,
 ) -> Visibility:
@@ -201,7 +255,7 @@ def visibility_of(
 
 @lru_cache(maxsize=64)
 def known_visibility(
-    num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device
+    num_queries: int, num_keys: int, causal: bool, window: Window, device: torch.device
 ) -> Visibility:
     """The same without a mask, kept from call to call: nobody writes into it."""
     with torch.inference_mode(False):  # what a later call trains with was not made for inference
@@ -250,8 +304,17 @@ def last_real(mask: Tensor | None, num_keys: int, count: int, device: torch.devi
     return mask.int().argsort(dim=-1, stable=True)[:, num_keys - count :]
 
 
-def check_tokens(x: object, d_model: int, value: nn.Module) -> None:
-    """Refuse tokens of another kind, shape or type than a layer takes, whose values these are."""
+def check_inputs(
+    x: object,
+    d_model: int,
+    value: nn.Module,
+    max_len: int | None,
+    past: int,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+) -> int:
+    """Return S; refuse tokens, masks and positions of the wrong kind, shape or type, and a sequence
+    that is too long. `value` is the layer that projects these tokens."""
     if not isinstance(x, Tensor):
         raise not_a_tensor("x", x)
     if x.dim() != 3 or x.shape[2] != d_model:
@@ -259,14 +322,22 @@ def check_tokens(x: object, d_model: int, value: nn.Module) -> None:
     if x.shape[1] == 0:
         raise UserError("x has no tokens; give each sequence at least one")
     expected = value.weight.dtype if type(value) is nn.Linear else x.dtype
-    if x.dtype == expected or (x.dtype in AUTOCAST and torch.is_autocast_enabled(x.device.type)):
-        return
-    if not x.is_floating_point():
+    fits = x.dtype == expected or (x.dtype in AUTOCAST and torch.is_autocast_enabled(x.device.type))
+    if not (fits or x.is_floating_point()):
         raise UserError(f"x holds {x.dtype}; expected embeddings of {expected}")
-    raise UserError(
-        f"x holds {x.dtype} and the weights {expected}; give x.to({expected}), "
-        f"or have the layer in another type: layer.to({x.dtype})"
-    )
+    if not fits:
+        raise UserError(
+            f"x holds {x.dtype} and the weights {expected}; give x.to({expected}), "
+            f"or have the layer in another type: layer.to({x.dtype})"
+        )
+    num_keys = past + x.shape[1]
+    if max_len is not None and num_keys > max_len:
+        raise too_long(num_keys, max_len)
+    if attention_mask is not None:
+        check_mask(attention_mask, x.shape[0], num_keys)
+    if position_ids is not None and max_len is not None:
+        check_positions(position_ids, x.shape[0], num_keys, max_len)
+    return num_keys
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -278,22 +349,6 @@ def check_tensor(name: str, value: object) -> None:
 def not_a_tensor(name: str, value: object) -> UserError:
     """The error for a list or an array."""
     return UserError(f"{name} is a {type(value).__name__}; give a tensor: torch.tensor({name})")
-
-
-def check_inputs(
-    x: Tensor,
-    max_len: int | None,
-    num_keys: int,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-) -> None:
-    """Refuse masks and positions of the wrong shape, what is too long, and what no table has."""
-    if max_len is not None and num_keys > max_len:
-        raise too_long(num_keys, max_len)
-    if attention_mask is not None:
-        check_mask(attention_mask, x.shape[0], num_keys)
-    if position_ids is not None and max_len is not None:
-        check_positions(position_ids, x.shape[0], num_keys, max_len)
 
 
 def too_long(length: int, max_len: int) -> UserError:

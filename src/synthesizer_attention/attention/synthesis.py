@@ -17,6 +17,8 @@ that is no such sum defines forward(x, keys, positions, key_positions) instead o
     positions      (T,) or (B, T)       positions of the queries
     key_positions  (S,) or (B, S)       positions of the keys
 
+With has_last, forward takes is_last, too: (S,) or (B, S), True at the last real token.
+
 Masks, softmax, dropout and values are layer.py's, written there once.
 Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, R rank.
 """
@@ -84,11 +86,11 @@ class Synthesis(nn.Module):
     depends_on_pairs: bool = False  # True: a logit reads the key's token too, through keys
     d_keys: int = 0  # the width of what keys(x) returns
     any_length: bool | None = False  # True: also past max_len; None: it reads no positions
-    has_last: bool = False  # True: the last token has logits of its own, from last_column
+    has_last: bool = False  # True: the last token has logits of its own
     biased: bool = True  # False: a bias, as that of relative positions, is not added to its logits
-    has_terms: ClassVar[bool] = False  # whether it defines terms, and not forward
+    has_terms: bool = False  # whether it defines terms, and not forward
     takes_positions: ClassVar[bool] = False  # whether keys() takes those that dot products turn to
-    num_outer: int = 0  # how many outer products it adds: two have no common form
+    num_outer: int = 0  # how many outer products it adds
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init_subclass__(**kwargs)
@@ -104,25 +106,21 @@ class Synthesis(nn.Module):
         return None
 
     def forward(
-        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        positions: Tensor,
+        key_positions: Tensor,
+        is_last: Tensor | None = None,
     ) -> Tensor:
         """The logits, written out: (B or 1, H, T, S)."""
-        return self.terms(x, keys, Places(positions, key_positions, positions)).logits()
+        return self.terms(x, keys, Places(positions, key_positions, positions, is_last)).logits()
 
     def terms(
         self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
     ) -> Terms:
         """What the logits are the sum of; of a function that defines forward, one table."""
         return written_terms(self, x, keys, places, scale)
-
-    def last_column(
-        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
-    ) -> Tensor | None:
-        """What to add to forward's logits at the last token, (B or 1, H, T, S); None: nothing.
-
-        is_last (S,) or (B, S) is True at the last real token, which positions alone do not tell.
-        """
-        return None
 
     def reset_parameters(self) -> None:
         """Initialize every parameter and buffer of this module's own."""
@@ -147,39 +145,33 @@ def joint_length(parts: Iterable[Synthesis]) -> bool | None:
 def unwrapped(module: nn.Module) -> Synthesis:
     """A synthesizing function itself, where an adapter (PEFT's, on a parameter) stands for it.
 
-    The adapter acts while its forward runs: keys and the last token's logits are made outside.
+    The adapter acts while its forward runs; keys are made outside.
     """
-    adapted = []
+    adapted = set()
     while not isinstance(module, Synthesis):
-        adapted.append(cast("str", module.parameter_name))
+        adapted.add(cast("str", module.parameter_name))
         module = cast("nn.Module", module.base_layer)
-    missed = set(adapted) if module.has_last else set(adapted) & set(module.weights)
-    if missed and (module.d_keys or module.has_last):
+    if module.d_keys and (missed := adapted & set(module.weights)):
         raise UserError(
-            f"an adapter on {min(missed)} of {type(module).__name__} does not reach its "
-            f"{'last sink' if module.has_last else 'keys'}; adapt other tables, or the value and "
-            "output layers"
+            f"an adapter on {min(missed)} of {type(module).__name__} does not reach its keys; "
+            "adapt other tables, or the value and output layers"
         )
     return module
 
 
-def keys_of(module: nn.Module, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
+def keys_at(module: nn.Module, x: Tensor, positions: Tensor | None) -> Tensor | None:
     """The keys of x; those of dot products are turned to rotary positions, where some are given."""
-    synthesis: Any = unwrapped(module)
-    if positions is None or not synthesis.takes_positions:
-        return cast("Tensor | None", synthesis.keys(x))
-    return cast("Tensor | None", synthesis.keys(x, positions))
+    synthesis: Any = module if isinstance(module, Synthesis) else unwrapped(module)
+    at = () if positions is None or not synthesis.takes_positions else (positions,)
+    return cast("Tensor | None", synthesis.keys(x, *at))
 
 
 def written_terms(
     module: nn.Module, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None
 ) -> Terms:
     """What forward computes, as a table."""
-    rows, columns = places.rows, places.columns
-    if isinstance(rows, slice):
-        columns = torch.arange(rows.stop, device=x.device)
-        rows = columns[rows]
-    logits = module(x, keys, rows, columns)
+    rows, columns = places.positions(x.device)
+    logits = logits_of(module, x, keys, rows, columns, places.is_last)
     if logits.shape[0] == 1:
         return Terms(table=logits[0], weight=scale)
     if not unwrapped(module).depends_on_input and rows.dim() == 1:
@@ -188,6 +180,16 @@ def written_terms(
             f"{logits.shape[0]}; return (1, H, T, S), or set depends_on_input=True"
         )
     return Terms(table=logits.transpose(0, 1), weight=scale)
+
+
+def logits_of(
+    module: nn.Module, x: Tensor, keys: Tensor | None, rows: Tensor, columns: Tensor,
+    is_last: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Call a synthesizing function, which may know nothing of the last token, or its adapter."""
+    if unwrapped(module).has_last:
+        return module(x, keys, rows, columns, is_last)
+    return module(x, keys, rows, columns)
 
 
 def project_heads(x: Tensor, weight: Tensor) -> Tensor:
@@ -508,28 +510,15 @@ class Relative(Synthesis):
     def terms(
         self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
     ) -> Terms:
-        if isinstance(places.rows, slice):
-            numbers = numbers_by_distance(self, places.num_queries, places.rows.stop)
-            return Terms(distances=scaled(numbers, scale))
-        assert isinstance(places.columns, Tensor)
-        distance = places.columns[..., None, :] - places.rows[..., :, None]
-        is_first = places.columns == 0
-        logits = relative_logits(self.offsets, self.first, distance, is_first, None)
-        return Terms(
-            table=logits[0] if distance.dim() == 2 else logits.transpose(0, 1), weight=scale
-        )
-
-    def last_column(
-        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
-    ) -> Tensor | None:
-        """last - B[i,j] where j is the last token, so that it has the logit `last` there."""
-        if self.last is None:
-            return None
-        last = (key_positions * is_last).sum(-1, keepdim=True)  # its position, (1,) or (B, 1)
-        distance = (last - positions)[..., None]
-        instead = self.last[:, :, None]
-        instead = instead - relative_logits(self.offsets, self.first, distance, last == 0, None)
-        return torch.where(is_last[:, None, None] if is_last.dim() == 2 else is_last, instead, 0.0)
+        if isinstance(places.rows, slice) and self.last is None:
+            num_queries, num_keys = places.rows.stop - places.rows.start, places.rows.stop
+            return Terms(distances=scaled(numbers_by_distance(self, num_queries, num_keys), scale))
+        rows, columns = places.positions(self.offsets.device)
+        sinks = self.first if self.last is None else torch.cat([self.first, self.last], 1)
+        distance, is_last = columns[..., None, :] - rows[..., :, None], places.is_last
+        logits = relative_logits(self.offsets, sinks, distance, columns == 0, is_last)
+        table = logits[0] if len(logits) == 1 else logits.transpose(0, 1)
+        return Terms(table=table, weight=scale)
 
     def resize(self, max_len: int) -> None:
         """Farther distances begin where the farthest known one is, which they read until now."""
@@ -598,6 +587,8 @@ class Mixture(Synthesis):
         self.any_length = joint_length(parts)
         self.has_last = any(part.has_last for part in parts)
         self.num_outer = sum(part.num_outer for part in parts)
+        known = all(part.has_terms or not part.depends_on_input for part in parts)
+        self.has_terms = known and self.num_outer < 2  # two outer products have no common form
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -609,15 +600,9 @@ class Mixture(Synthesis):
 
     def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
         pairs = zip(self.parts, self.widths, strict=True)
-        each = [keys_of(part, x, positions) for part, width in pairs if width]
+        each = [keys_at(part, x, positions) for part, width in pairs if width]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=-1) if len(kept) > 1 else next(iter(kept), None)
-
-    def split_keys(self, keys: Tensor | None) -> Sequence[Tensor | None]:
-        """The keys of each part, if it has any; those of a single one are not cut out of them."""
-        if keys is None or keys.shape[-1] in self.widths:
-            return [keys if width else None for width in self.widths]
-        return keys.split(self.widths, dim=-1)
 
     def terms(
         self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
@@ -625,7 +610,10 @@ class Mixture(Synthesis):
         assert scale is None
         each, alphas = [], self.alphas().unbind(-1)
         parts: Sequence[nn.Module] = self.parts
-        for part, kept, alpha in zip(parts, self.split_keys(keys), alphas, strict=True):
+        of_each: Sequence[Tensor | None] = [keys if width else None for width in self.widths]
+        if keys is not None and keys.shape[-1] not in self.widths:  # of more parts than one
+            of_each = keys.split(self.widths, dim=-1)
+        for part, kept, alpha in zip(parts, of_each, alphas, strict=True):
             if not isinstance(part, Synthesis):  # an adapter, which acts while its forward runs
                 each.append(written_terms(part, x, kept, places, alpha))
                 continue
@@ -634,17 +622,6 @@ class Mixture(Synthesis):
                 made = made.as_table()  # beside terms of the tokens: it has no batch
             each.append(made)
         return add(each)
-
-    def last_column(
-        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
-    ) -> Tensor | None:
-        given = (x, positions, key_positions, is_last)
-        columns = [
-            alpha[:, None, None] * column
-            for alpha, part in zip(self.alphas().unbind(-1), self.parts, strict=True)
-            if (column := unwrapped(part).last_column(*given)) is not None
-        ]
-        return sum(columns[1:], start=columns[0]) if columns else None
 
     def resize(self, max_len: int) -> None:
         for part in self.parts:
@@ -678,7 +655,7 @@ class Grouped(Synthesis):
 
     def keys(self, x: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """Of the heads that need any, (B, some of H, S, d_keys)."""
-        each = [keys_of(group, x, positions) for group in self.groups]
+        each = [keys_at(group, x, positions) for group in self.groups]
         kept = [keys for keys in each if keys is not None]
         return torch.cat(kept, dim=1) if kept else None
 
@@ -690,25 +667,17 @@ class Grouped(Synthesis):
         return [kept if needed else None for needed, kept in zip(needs, each, strict=True)]
 
     def forward(
-        self, x: Tensor, keys: Tensor | None, positions: Tensor, key_positions: Tensor
+        self,
+        x: Tensor,
+        keys: Tensor | None,
+        positions: Tensor,
+        key_positions: Tensor,
+        is_last: Tensor | None = None,
     ) -> Tensor:
         parts = zip(self.groups, self.split_keys(keys), strict=True)
-        each = [group(x, kept, positions, key_positions) for group, kept in parts]
+        each = [logits_of(g, x, kept, positions, key_positions, is_last) for g, kept in parts]
         batch = torch.broadcast_shapes(*(logits.shape[:1] for logits in each))[0]
         return torch.cat([logits.expand(batch, -1, -1, -1) for logits in each], dim=1)
-
-    def last_column(
-        self, x: Tensor, positions: Tensor, key_positions: Tensor, is_last: Tensor
-    ) -> Tensor:
-        given = (x, positions, key_positions, is_last)
-        shape = (positions.shape[-1], key_positions.shape[-1])
-        each = [
-            column if (column := unwrapped(group).last_column(*given)) is not None
-            else x.new_zeros(()).expand(1, count, *shape)
-            for group, count in zip(self.groups, self.heads, strict=True)
-        ]  # fmt: skip
-        batch = torch.broadcast_shapes(*(column.shape[:1] for column in each))[0]
-        return torch.cat([column.expand(batch, -1, -1, -1) for column in each], dim=1)
 
     def resize(self, max_len: int) -> None:
         for group in self.groups:

@@ -23,18 +23,22 @@ class Places:
 
     rows: Tensor | slice  # of the queries: a slice, (T,) or (B, T)
     columns: Tensor | slice  # of the keys: a slice, (S,) or (B, S)
-    turns: Tensor | None = None  # (T,) or (B, T), to which rotary.py turns queries
+    turns: Tensor | None = None  # (T,) or (B, T), the rotary positions of queries
+    is_last: Tensor | None = None  # (S,) or (B, S), True at the last real token, where asked for
 
     @classmethod
-    def slots(cls, num_queries: int, num_keys: int, turns: Tensor | None = None) -> "Places":
+    def slots(cls, num_queries: int, num_keys: int, *given: Tensor | None) -> "Places":
         """Positions are slots: T queries are the last of S keys."""
-        return cls(slice(num_keys - num_queries, num_keys), slice(0, num_keys), turns)
+        return cls(slice(num_keys - num_queries, num_keys), slice(0, num_keys), *given)
 
-    @property
-    def num_queries(self) -> int:
-        """T, in slots."""
-        assert isinstance(self.rows, slice)
-        return int(self.rows.stop - self.rows.start)
+    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows and columns as tensors."""
+        rows, columns = self.rows, self.columns
+        if isinstance(rows, Tensor) and isinstance(columns, Tensor):
+            return rows, columns
+        assert isinstance(rows, slice)
+        columns = torch.arange(rows.stop, device=device)
+        return columns[rows], columns
 
     def pairs(self, table: Tensor) -> Tensor:
         """Rows and columns of a table (H, N, N): (H, T, S) or (H, B, T, S)."""

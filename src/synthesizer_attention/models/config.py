@@ -61,7 +61,8 @@ class SynthesizerConfig(PreTrainedConfig):
     halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
     ponder_cost        how much a step costs in the loss, in training only
     window             how many tokens a query of self-attention sees on its left, itself included,
-                       and, in an encoder, on its right; None for no window
+                       and, in an encoder, on its right; None for no window; or a kind of mask
+                       that register_mask knows, "chunk:size=64"
     equal_qk_init      the dot products of self-attention start with Wk = Wq: a token first attends
                        to tokens like itself. The learned weights are free to part
     imports            set by the config itself: modules that register the user's own functions in
@@ -102,7 +103,7 @@ class SynthesizerConfig(PreTrainedConfig):
     fixed_depth: bool = DEFAULTS.fixed_depth
     halting_epsilon: float | int = DEFAULTS.halting_epsilon
     ponder_cost: float | int = DEFAULTS.ponder_cost
-    window: int | None = DEFAULTS.window
+    window: int | str | None = DEFAULTS.window
     equal_qk_init: bool = DEFAULTS.equal_qk_init
     imports: list[str] | None = None
     use_cache: bool = True

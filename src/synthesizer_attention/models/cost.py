@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.masks import visible_keys
 from synthesizer_attention.attention.synthesis import Random
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.config import SynthesizerConfig
@@ -40,12 +41,12 @@ def unread_parameters(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if isinstance(module, SyntheticAttention):
-            for table in [part for part in module.synthesis.modules() if isinstance(part, Random)]:
-                length = table.table.shape[-1]
-                reach = min(module.window or length, length)
-                seen = sum(min(row + 1, reach) for row in range(length))  # itself and before
-                read = seen if module.causal else 2 * seen - length
-                count += table.table.shape[0] * (length * length - read)
+            tables = [part for part in module.synthesis.modules() if isinstance(part, Random)]
+            for table in tables:
+                heads, length, _ = table.table.shape
+                rule = (module.causal, length, length, torch.device("cpu"), module.window)
+                seen = visible_keys(None, *rule)
+                count += 0 if seen is None else heads * int((~seen).sum())
     return count
 
 

@@ -168,8 +168,8 @@ class SynthesizerGeneration:
             mixer, forgets = layer.attention, ""
             if isinstance(mixer, Convolution):
                 forgets = spec_of_mixer(mixer)
-            elif isinstance(mixer, SyntheticAttention) and (mixer.window or length) < length:
-                forgets = f"window={mixer.window}"
+            elif isinstance(mixer, SyntheticAttention) and isinstance(mixer.window, int):
+                forgets = f"window={mixer.window}" if mixer.window < length else ""
             if forgets:
                 raise UserError(
                     f"{forgets} keeps the last tokens alone, and a token that an assistant "

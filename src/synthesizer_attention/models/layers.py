@@ -37,7 +37,7 @@ class Shape:
     d_ff: int
     max_len: int
     causal: bool
-    window: int | None = None
+    window: int | str | None = None
     equal_qk_init: bool = False
     cross: bool = False
     norm: str = "layer"

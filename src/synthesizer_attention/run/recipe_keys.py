@@ -186,7 +186,7 @@ class Model(Part):
     """Dropout of attention weights."""
     pooling: spec.Pooling = _SIZE.pooling
     """What a classifier reads: the first token or the mean."""
-    window: Positive | None = _SIZE.window
+    window: Positive | str | None = _SIZE.window
     """Tokens that self-attention sees to either side; all if absent."""
     equal_qk_init: bool = _SIZE.equal_qk_init
     """Dot products start with Wk = Wq."""

@@ -51,28 +51,34 @@ def table_attention(
 
 
 def masked_table_attention(
-    terms: Terms, visibility: Visibility, num_queries: int, dropout: float, mask: Tensor
-) -> Tensor | None:
-    """The same where (B, S) mask hides the last keys; None where a share of a row vanishes."""
+    terms: Terms, shared: Visibility, num_queries: int, dropout: float, mask: Tensor,
+    visibility: Visibility,
+) -> Tensor | None:  # fmt: skip
+    """The same behind a mask (B, S), (B, T, D); None where a share of a row vanishes.
+
+    shared is what is seen without the mask, visibility what is seen with it.
+    """
     assert terms.values is not None
-    values = terms.values
+    values, slots = terms.values, mask
+    mask = mask.sort(-1, descending=True)[0]  # the real tokens in front
     real = mask[:, :, None].to(values.dtype).expand(len(values), -1, -1, -1)  # (H, B, S, 1)
     if dropout > 0.0:
-        weights = probabilities(terms, visibility, num_queries)
+        weights = probabilities(terms, shared, num_queries)
         weights, batch_first = weights.to(values.dtype), real.transpose(0, 1)
         share = apart(torch.bmm(weights, beside(batch_first)), batch_first)
         shown = (values * real).transpose(0, 1)
         output = apart(torch.bmm(_drop(weights, dropout), beside(shown)), shown)
     else:
         terms.values = torch.cat([values * real, real], -1)
-        both = table_attention(terms, visibility, num_queries, 0.0)
+        both = table_attention(terms, shared, num_queries, 0.0)
         output, share = both.split([values.shape[-1], 1], -1)
         terms.values = values
     # a mask that hides only the end leaves the first token to every row, or nothing to any
     least = torch.finfo(share.dtype).tiny ** 0.5
     if bool(((share < least) & mask[:, :1, None, None]).any()):
         return None
-    return output / torch.where(share > 0, share, 1.0)
+    output = output / torch.where(share > 0, share, 1.0)
+    return visibility.at_positions(output.flatten(-2), slots)
 
 
 def frozen_attention(
