@@ -99,7 +99,7 @@ def test_a_loss_by_value_is_drawn_with_the_better_up_and_as_finely_as_the_result
     summary = probe_study(tmp_path)
     loss = replace(summary, metric="bits_per_byte", higher_is_better=False)
     monkeypatch.setattr(
-        "synthesizer_attention.report.tables.scores_of",
+        "synthesizer_attention.report.load.Row.scores",
         lambda row, key: {1: 4.7312, 2: 4.7316},
     )
     head, lines = varied_table(loss)

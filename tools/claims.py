@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synthesizer_attention.report.load import Row
-from synthesizer_attention.report.summary import Summary, measured, scores_of
+from synthesizer_attention.report.summary import Summary
 from synthesizer_attention.report.tables import COLUMNS, higher_is_better
 from synthesizer_attention.study.stats import (
     BETTER,
@@ -51,8 +51,8 @@ def words_against(
     if base is None or not rows:
         return {}
     found = judge(
-        measured(base, summary.metric),
-        [measured(row, summary.metric) for row in rows.values()],
+        base.measured(summary.metric),
+        [row.measured(summary.metric) for row in rows.values()],
         metric=summary.metric,
         higher_is_better=summary.higher_is_better,
         margin=summary.study.margin,
@@ -140,7 +140,7 @@ def means_by_metric(summary: Summary) -> str:
     keys = [key for keys in columns for key in keys if higher_is_better(key)]
     top = bottom = count = 0
     for key in keys:
-        means = {spec: [*scores_of(row, key).values()] for spec, row in rows.items()}
+        means = {spec: [*row.scores(key).values()] for spec, row in rows.items()}
         known = {spec: sum(values) / len(values) for spec, values in means.items() if values}
         if len(known) == len(FIVE):
             count += 1
@@ -162,8 +162,8 @@ def needs_heads(summary: Summary, _dot: str = DOT) -> Finding:
             continue
         best = max(several, key=lambda row: _validation(row, summary))
         found = judge(
-            measured(best, summary.metric),
-            [measured(rows[0], summary.metric)],
+            best.measured(summary.metric),
+            [rows[0].measured(summary.metric)],
             metric=summary.metric,
             higher_is_better=summary.higher_is_better,
         )

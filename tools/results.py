@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.report.ladder import blocks, gap_plot, losses_plot, read_ladder
+from synthesizer_attention.report import ladder as rungs
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.notes import floors, unplanned_looks
 from synthesizer_attention.report.page import Table
@@ -153,9 +153,9 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
         parts += ["All metrics:", Table(*metrics[0]).markdown()]
         parts += [f"Differences from {plain(summary.dot_name)}, each metric judged by itself:"]
         parts += [Table(*metrics[1]).markdown()]
-    ladder = read_ladder(summary.study)
+    ladder = rungs.read_ladder(summary.study)
     if ladder:
-        parts += [block.markdown() for block in blocks(ladder, plots=False)]
+        parts += [block.markdown() for block in rungs.blocks(ladder, plots=False)]
     parts += [f"![{plain(title)}](images/{file})" for file in pictures(name, summary)]
     parts += published(summary)
     return [*parts, f"Record: [results/{name}.md](../results/{name}.md)."]
@@ -192,7 +192,7 @@ def published(summary: Summary) -> Iterator[str]:
 
 def pictures(name: str, summary: Summary) -> list[str]:
     """The files that `draw` makes of a study."""
-    ladder = read_ladder(summary.study)
+    ladder = rungs.read_ladder(summary.study)
     if ladder and ladder.laws:
         rivals = [place for place, trend in enumerate(ladder.laws.trends) if trend]
         return [f"results-{name}-losses.svg", *(f"results-{name}-gap-{n}.svg" for n in rivals)]
@@ -207,11 +207,9 @@ def draw(found: dict[str, Summary]) -> None:
         path.unlink()
     for name, summary in found.items():
         files = pictures(name, summary)
-        ladder = read_ladder(summary.study)
+        ladder = rungs.read_ladder(summary.study)
         if ladder and ladder.laws:
-            drawn = [losses_plot(ladder, ladder.laws)]
-            drawn += [gap_plot(ladder, ladder.laws, place, trend)
-                      for place, trend in enumerate(ladder.laws.trends) if trend]  # fmt: skip
+            drawn = [plot.svg for plot in rungs.draw(ladder, ladder.laws)]
         else:
             drawn = [value_plot(summary).svg or forest(summary)]
         for file, svg in zip(files, drawn, strict=False):

@@ -29,7 +29,7 @@ from synthesizer_attention.run.records import read_study
 from synthesizer_attention.run.run import STUDY, Run, parse_result, read_arrays
 from synthesizer_attention.spec import TABLE_2, normalize_spec
 from synthesizer_attention.study.rows import DOT
-from synthesizer_attention.study.stats import Looks
+from synthesizer_attention.study.stats import Looks, Measured
 from synthesizer_attention.untrusted import read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
@@ -159,6 +159,24 @@ class Row:
     def mean(self, *keys: str) -> float | None:
         """The mean of what its finished runs tell at this place, if one does."""
         return mean_known(run.told(*keys) for run in self.finished)
+
+    def scores(self, metric: str) -> dict[int, float]:
+        """A metric by seed, of the finished runs that have it."""
+        found = {run.seed: run.told("metrics", metric) for run in self.finished}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    @cached_property
+    def _measured(self) -> dict[str, Measured]:
+        return {}
+
+    def measured(self, metric: str) -> Measured:
+        """Scores and per-example statistics of a metric, read once."""
+        if metric not in self._measured:
+            runs = {
+                run.seed: (run.result or {}, run.arrays("statistics.npz")) for run in self.finished
+            }
+            self._measured[metric] = Measured.read(self.label, runs, metric)
+        return self._measured[metric]
 
     @cached_property
     def cost(self) -> dict[str, float | None]:

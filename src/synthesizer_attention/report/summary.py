@@ -188,7 +188,7 @@ def summarize(study: Study) -> Summary:
     again: Comparison | None = None
     margin, reference = "", None
     if dot is not None and metric in METRICS:
-        reference = measured(dot, metric)
+        reference = dot.measured(metric)
         if study.margin is not None:
             with blaming(study.path / STUDY):
                 check_margin(study.margin, metric, reference)
@@ -197,15 +197,15 @@ def summarize(study: Study) -> Summary:
         compared = compare(study, rows, metric, higher, study.margin, looks)
         for row in study.rows:
             if row.label == AGAIN and row.finished:
-                again = judge_again(reference, measured(row, metric), **asked)
+                again = judge_again(reference, row.measured(metric), **asked)
         if is_void(again):
             compared = {label: voided(found) for label, found in compared.items()}
     rivals = []
     for label in (study.facts.get("against") or ()) if metric in METRICS else ():
         for rival in [row for row in study.rows if row.label == label and row.finished][:1]:
             others = [row for row in study.rows if row.finished and row.label not in (label, AGAIN)]
-            beside = measured(rival, metric)
-            found = judge(beside, [measured(row, metric) for row in others], **asked, looks=looks)
+            beside = rival.measured(metric)
+            found = judge(beside, [row.measured(metric) for row in others], **asked, looks=looks)
             by_label = {comparison.label: comparison for comparison in found}
             rivals.append(Rival(label, margin_text(study, metric, beside), by_label))
     ordered = sorted(study.rows, key=lambda row: row is not opponent)
@@ -217,7 +217,7 @@ def summarize(study: Study) -> Summary:
             for one in (row, base)
         )
         gaps = tuple((own - dots).tolist()) if own is not None and dots is not None else None
-        scores = tuple(scores_of(row, metric).values())
+        scores = tuple(row.scores(metric).values())
         found_there = compared.get(row.label)
         lines.append(Line(row, index, scores, found_there, row.relative_cost(base), gaps))
     lines.sort(  # best first; what has no score, or diverged, last
@@ -256,11 +256,11 @@ def compare(
     for varied in dict.fromkeys(row.varied for row in trained):
         same = [row for row in trained if row.varied == varied]
         base = study.base_of(same[0])
-        others = [measured(row, metric) for row in same if row is not base]
-        if base is None or not others or not scores_of(base, metric):
+        others = [row.measured(metric) for row in same if row is not base]
+        if base is None or not others or not base.scores(metric):
             continue
         for comparison in judge(
-            measured(base, metric),
+            base.measured(metric),
             others,
             metric=base_metric(metric),
             higher_is_better=higher_is_better,
@@ -298,18 +298,6 @@ def _answer(
     subject = f"{study.name} with {one.value}" if one.value else study.name
     how: dict[str, Any] = {"higher_is_better": higher_is_better, "closing": one.closing}
     return answer(subject, one.compared, margin, **how)
-
-
-def measured(row: Row, metric: str) -> Measured:
-    """A row's scores and per-example statistics of a metric."""
-    runs = {run.seed: (run.result or {}, run.arrays("statistics.npz")) for run in row.finished}
-    return Measured.read(row.label, runs, metric)
-
-
-def scores_of(row: Row, metric: str) -> dict[int, float]:
-    """A metric by seed, of the finished runs that have it."""
-    found = {run.seed: run.told("metrics", metric) for run in row.finished}
-    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def thirds(row: Row, metric: str) -> Any:  # noqa: ANN401  an array of three, or None

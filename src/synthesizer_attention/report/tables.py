@@ -17,7 +17,6 @@ from synthesizer_attention.report.summary import (
     Summary,
     compare,
     difference_text,
-    scores_of,
     span,
 )
 from synthesizer_attention.run.published import paper
@@ -316,7 +315,7 @@ def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
     task = str(study.recipe.get("task", ""))
     added = {shown(name): (name,) for name in METRICS if name not in _PLACED}
     known = {
-        head: tuple(key for key in keys if any(scores_of(row, key) for row in rows))
+        head: tuple(key for key in keys if any(row.scores(key) for row in rows))
         for head, keys in {**COLUMNS.get(task, {}), **added}.items()
     }
     columns = {head: keys for head, keys in known.items() if keys}
@@ -338,7 +337,7 @@ def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
 
     others = [row for row in rows if any(row.label in found for found in compared.values())]
     return (
-        table(rows, lambda row, key: span(list(scores_of(row, key).values()))),
+        table(rows, lambda row, key: span(list(row.scores(key).values()))),
         table(others, lambda row, key: difference_and_verdict(compared[key].get(row.label))),
     )
 
@@ -355,7 +354,7 @@ def varied_table(summary: Summary) -> Cells | None:
     cells: dict[str, list[str]] = {}
     for row in (row for row in study.rows if row.varied):
         line = cells.setdefault(row.name, [MISSING] * len(values))
-        scores = list(scores_of(row, summary.metric).values())
+        scores = list(row.scores(summary.metric).values())
         line[values.index(row.varied)] = span(scores, summary.digits)
     names = (", ".join(map(plain_change, varied)) for varied in values)
     rows = [[name, *line] for name, line in cells.items()]
@@ -366,7 +365,7 @@ def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, list[f
     """For a plot: each variant's scores by the value that was varied, where one key was."""
     points: dict[str, list[tuple[str, list[float]]]] = {}
     for row in study.rows:
-        scores = list(scores_of(row, metric).values())
+        scores = list(row.scores(metric).values())
         if len(row.varied) == 1 and scores:
             value = row.varied[0].partition("=")[2]
             points.setdefault(row.name, []).append((value, scores))

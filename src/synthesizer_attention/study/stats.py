@@ -37,7 +37,7 @@ keeps its word and is trained no further. A look that was not planned has no lev
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -130,14 +130,6 @@ def seed_freedom(row_variance: float, dot_variance: float, seeds: int) -> float:
     squares = row_variance**2 + dot_variance**2
     added = (row_variance + dot_variance) ** 2 / squares - 1 if squares else 1.0
     return (seeds - 1) * (1 + added * (seeds - 2) / (seeds + 1))
-
-
-def influences(
-    score: Callable[[Total], float], statistics: Sequence[Statistics], units: Units | None
-) -> Influences:
-    """The jackknife of each seed's statistics over blocks of whole units."""
-    values = np.stack([jackknife(score, rows, units) for rows in statistics])
-    return Influences(values, effective_units(len(statistics[0]), units))
 
 
 def effective_units(examples: int, units: Units | None) -> float:
@@ -426,6 +418,16 @@ class Measured:
     scores: Mapping[int, float]
     statistics: Mapping[int, Statistics]
     units: Units | None = None  # the document of each example
+    _known: dict[tuple[str, int], Array] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    def influence(self, metric: str, seed: int) -> Array:
+        """The jackknife of a seed's statistics, made once for all rows it is compared with."""
+        if (metric, seed) not in self._known:
+            found = jackknife(METRICS[metric].score, self.statistics[seed], self.units)
+            self._known[metric, seed] = found
+        return self._known[metric, seed]
 
     @classmethod
     def read(
@@ -567,9 +569,8 @@ def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) 
     fits = side.units is None or sizes == {len(side.units)}
     if len(tables) < len(seeds) or len(sizes) != 1 or sizes == {1} or not fits:
         return Influences(np.full((len(seeds), 1), np.inf), 1.0)
-    found = influences(METRICS[metric].score, tables, side.units)
-    values: Array = sign * found.values
-    return Influences(values, found.units)
+    values: Array = sign * np.stack([side.influence(metric, seed) for seed in seeds])
+    return Influences(values, effective_units(len(tables[0]), side.units))
 
 
 def _comparison(
