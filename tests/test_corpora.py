@@ -6,9 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from synthesizer_attention.data.corpora import listops, python_docs
-from synthesizer_attention.data.corpora.corpus_list import CORPORA, GRADED
-from synthesizer_attention.data.corpora.drawing import DRAW, draw_splits
+from synthesizer_attention.data import corpora
+from synthesizer_attention.data.corpora import (
+    CORPORA,
+    DRAW,
+    GRADED,
+    cut_sections,
+    draw_splits,
+    listops,
+    python_docs,
+)
 from synthesizer_attention.data.sources import open_source
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe_keys import Data
@@ -39,32 +46,22 @@ def small(name, **options):
 
 
 @every_corpus
-def test_a_corpus_has_three_splits_of_named_columns(name, made):
+def test_a_corpus_has_three_splits_of_named_columns_and_no_row_twice(name, made):
     assert list(made[name]) == ["train", "validation", "test"]
     for rows in made[name].values():
         assert rows
         assert all(list(row) == COLUMNS[name] and all(row.values()) for row in rows)
-
-
-@every_corpus
-def test_no_row_is_in_two_splits_nor_twice_in_one(name, made):
     sources = [row[COLUMNS[name][0]] for rows in made[name].values() for row in rows]
     assert len(sources) == len(set(sources))
 
 
 @every_drawn_corpus
-def test_the_seed_alone_decides_the_rows(name, made):
-    assert small(name) == made[name]
-    assert small(name, seed=DRAW) == made[name]
-    assert small(name, seed=0) != made[name], "draw 0 is that of older records"
-
-
-@every_drawn_corpus
-def test_a_longer_train_split_leaves_validation_and_test_alone(name, made):
-    longer = CORPORA[name](**SMALL | {"train": 61})
+def test_the_seed_alone_decides_the_rows_and_a_longer_train_split_adds_to_it(name, made):
+    longer = CORPORA[name](DRAW, **SMALL | {"train": 61})
     assert longer["validation"] == made[name]["validation"]
     assert longer["test"] == made[name]["test"]
     assert longer["train"][:60] == made[name]["train"]
+    assert small(name, seed=0) != made[name], "draw 0 is that of older records"
 
 
 def test_a_corpus_that_runs_out_of_rows_says_so():
@@ -79,47 +76,37 @@ def test_the_corpora_load_without_torch():
     )
 
 
-def test_python_docs_is_over_a_megabyte_of_dedented_english(made):
-    texts = [row["text"] for rows in made["python-docs"].values() for row in rows]
-    assert sum(map(len, texts)) > 1_300_000
-    assert not any(text.startswith((" ", "\n")) for text in texts)
-    words = Counter(word for text in texts for word in text.split())
+def test_python_docs_is_a_megabyte_of_english_and_holds_out_hundreds_of_documents(made):
+    texts = {split: [row["text"] for row in rows] for split, rows in made["python-docs"].items()}
+    every = [text for part in texts.values() for text in part]
+    assert not any(text.startswith((" ", "\n")) for text in every)
+    words = Counter(word for text in every for word in text.split())
     assert words.most_common(1)[0][0] == "the"
-
-
-def test_python_docs_keeps_two_held_out_shares(made):
-    size = {
-        name: sum(len(row["text"]) for row in rows) for name, rows in made["python-docs"].items()
-    }
+    size = {split: sum(map(len, part)) for split, part in texts.items()}
+    assert sum(size.values()) > 1_300_000
     assert size["train"] > 5 * (size["validation"] + size["test"])
     assert min(size["validation"], size["test"]) > 50_000
-
-
-def test_python_docs_holds_out_hundreds_of_documents_none_of_which_dominates(made):
-    sizes = np.array([len(row["text"]) for row in made["python-docs"]["test"]])
+    sizes = np.array([*map(len, texts["test"])])
     assert len(sizes) > 300
-    assert sizes.max() < 0.1 * sizes.sum()
+    assert sizes.max() < 0.1 * sizes.sum(), "no document dominates"
     assert sizes.sum() ** 2 / (sizes**2).sum() > 60
-    assert sum(map(len, python_docs._sections("a\n\n b\n\nc"))) == len("a\n\n b\n\nc")
 
 
 def test_a_topic_is_cut_at_the_margin_and_loses_nothing():
     text = "\n\n".join(["x" * 999, "   y" * 100, "z", "w"])
-    first, second = python_docs._sections(text)
+    first, second = cut_sections(text)
     assert f"{first}\n\n{second}" == text
     assert second == "z\n\nw"
 
 
-def test_python_docs_without_sources_says_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(UserError, match=r"has no \.py files; python-docs is made from"):
-        python_docs.splits()
-
-
-def test_python_docs_without_topics_says_what_is_missing(monkeypatch):
+def test_python_docs_says_what_a_python_lacks(monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+        with pytest.raises(UserError, match=r"has no \.py files; python-docs is made from"):
+            python_docs()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match=r"this Python has no help topics \(pydoc_data\.topics\)"):
-        python_docs.splits()
+        python_docs()
 
 
 def value_of(source):
@@ -141,29 +128,22 @@ def value_of(source):
     return stack
 
 
-@pytest.mark.parametrize("name", ["listops", "listops-short"])
-def test_an_independent_evaluator_agrees_with_every_listops_label(name, made):
-    for rows in made[name].values():
-        assert all(value_of(row["Source"]) == [row["Target"]] for row in rows)
-
-
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("listops", 500, 2000), ("listops-short", 10, 60)]
+    ("name", "low", "high", "operators"), [("listops", 500, 2000, 1), ("listops-short", 10, 60, 2)]
 )
-def test_listops_lengths_lie_strictly_between_the_limits(name, low, high, made):
-    lists = [row["Source"].split() for rows in made[name].values() for row in rows]
+def test_an_independent_evaluator_agrees_with_every_list_within_its_limits(
+    name, low, high, operators, made
+):
+    rows = [row for split in made[name].values() for row in split]
+    assert all(value_of(row["Source"]) == [row["Target"]] for row in rows)
+    lists = [row["Source"].split() for row in rows]
     assert all(low < len(tokens) < high for tokens in lists)
     assert len({token for tokens in lists for token in tokens}) == 15
-
-
-def test_short_lists_nest_at_least_once(made):
-    assert all(
-        row["Source"].count("[") > 1 for rows in made["listops-short"].values() for row in rows
-    )
+    assert all(row["Source"].count("[") >= operators for row in rows)
 
 
 def test_no_list_is_deeper_than_asked():
-    rows = listops.splits(train=200, validation=1, test=1, longer_than=4, max_depth=3)["train"]
+    rows = listops(train=200, validation=1, test=1, longer_than=4, max_depth=3)["train"]
     deepest = 0
     for row in rows:
         depth = 0

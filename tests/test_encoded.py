@@ -57,7 +57,7 @@ def test_a_key_changes_with_each_part():
     assert cache_key("a", "b") != cache_key("a", "c") != cache_key("ab")
 
 
-@pytest.mark.parametrize("folder", ["data", "data/corpora", "metrics", "tasks"])
+@pytest.mark.parametrize("folder", ["data", "metrics", "tasks"])
 def test_a_key_changes_with_every_file_that_makes_the_content(tmp_path, folder):
     """A stale entry once served the vectors and bigram scores of code that had changed."""
     for part in ("data", "metrics", "tasks"):

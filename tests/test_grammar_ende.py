@@ -4,25 +4,20 @@ import re
 
 import pytest
 
-from synthesizer_attention.data.corpora.grammar_ende import sentences, vocabulary
-from synthesizer_attention.data.corpora.grammar_ende.inflection import (
-    adjective,
-    contracted,
-    determiner,
-    number_word,
-)
-from synthesizer_attention.data.corpora.grammar_ende.vocabulary import Noun
+from synthesizer_attention.data import grammar
+from synthesizer_attention.data.corpora import grammar_ende
+from synthesizer_attention.data.grammar import adjective, contracted, determiner, number_words
 
 NOUNS = {
     noun.nominative: noun
     for kind in ("persons", "animals", "places", "surfaces")
-    for noun in vocabulary.NOUNS[kind]
+    for noun in grammar.NOUNS[kind]
 }
 
 
 @pytest.fixture(scope="module")
 def splits():
-    return sentences.splits(train=3_000)
+    return grammar_ende(train=3_000)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +39,7 @@ def test_the_sentences_of_both_draws_are_those_that_records_were_measured_on(spl
         "validation": "e9783f8aabff3601",
         "test": "d40353711a0236df",
     }
-    assert digests(sentences.splits(0, train=3_000)) == {
+    assert digests(grammar_ende(0, train=3_000)) == {
         "train": "a6f097537be00fac",
         "validation": "ab264b23b1da59d6",
         "test": "516371ec3d6d7e11",
@@ -113,7 +108,7 @@ def test_a_dative_plural_ends_in_n_unless_it_ends_in_s():
 
 
 def test_numbers_say_the_unit_before_the_ten():
-    assert [number_word(n) for n in (7, 20, 21, 36, 77)] == [
+    assert [number_words(n)[1] for n in (7, 20, 21, 36, 77)] == [
         "sieben",
         "zwanzig",
         "einundzwanzig",
@@ -138,9 +133,7 @@ def test_mit_takes_the_dative_of_its_noun(rows):
             r"\bmit (d\w\w|ein\w+|mein\w+) (?:[a-zäöüß]+en )?([A-ZÄÖÜ]\w+)", row["de"]
         )
     ]
-    things = {
-        noun.nominative: noun for noun in vocabulary.NOUNS["lying"] + vocabulary.NOUNS["standing"]
-    }
+    things = {noun.nominative: noun for noun in grammar.NOUNS["lying"] + grammar.NOUNS["standing"]}
     singular = [(article, things[name]) for article, name in held if name in things]
     assert len(singular) > 40
     for article, noun in singular:
@@ -149,8 +142,8 @@ def test_mit_takes_the_dative_of_its_noun(rows):
 
 
 def finite_forms():
-    verbs = [verb for kind in vocabulary.VERBS.values() for verb in kind]
-    modals = {form for modal in vocabulary.MODALS for form in modal[2:]}
+    verbs = [verb for kind in grammar.VERBS.values() for verb in kind]
+    modals = {form for modal in grammar.MODALS for form in modal[2:]}
     plain = {verb.prefix + verb.german[0] for verb in verbs} | {verb.german[1] for verb in verbs}
     return plain | modals | {"hat", "haben", "ist", "sind", "war"}
 
@@ -164,7 +157,7 @@ def test_a_subordinate_clause_ends_in_its_finite_verb(rows):
 
 def test_the_conjunction_says_which_clause_comes_first_in_german(rows):
     orders = set()
-    for conjunction in vocabulary.CONJUNCTIONS:
+    for conjunction in grammar.CONJUNCTIONS:
         said = [row for row in rows if re.search(rf"\b{conjunction.english}\b", row["en"].lower())]
         opening = [row for row in said if row["en"].lower().startswith(conjunction.english)]
         assert 0.3 < len(opening) / len(said) < 0.7
@@ -188,7 +181,7 @@ def test_someone_in_the_sentence_gives_an_ambiguous_noun_away(rows):
     for row in rows:
         english = set(re.findall(r"\w+", row["en"]))
         german = set(re.findall(r"\w+", row["de"]))
-        for senses in vocabulary.AMBIGUOUS:
+        for senses in grammar.AMBIGUOUS:
             noun = senses[0].noun
             if not english & {noun.english, noun.english_plural}:
                 continue
@@ -197,10 +190,10 @@ def test_someone_in_the_sentence_gives_an_ambiguous_noun_away(rows):
             assert meant == hinted
             assert len(meant) == 1
             seen.add(meant[0].noun.nominative)
-    assert len(seen) == sum(map(len, vocabulary.AMBIGUOUS))
+    assert len(seen) == sum(map(len, grammar.AMBIGUOUS))
 
 
-def any_form(noun: Noun):
+def any_form(noun):
     cases = ("nom", "acc", "dat", "gen")
     return {form(case) for case in cases for form in (noun.singular, noun.plural_form)}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from synthesizer_attention.cli import main
-from synthesizer_attention.data.corpora.corpus_list import CORPORA
+from synthesizer_attention.data.corpora import CORPORA
 from synthesizer_attention.data.files import File
 from synthesizer_attention.data.sources import Mixture, open_source
 from synthesizer_attention.errors import UserError

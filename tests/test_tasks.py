@@ -6,7 +6,7 @@ import torch
 
 from corpus import ENGLISH, pairs, small, write_jsonl, write_tsv
 from synthesizer_attention.data.batch import IGNORED
-from synthesizer_attention.data.corpora.corpus_list import CORPORA
+from synthesizer_attention.data.corpora import CORPORA
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.metrics.text import rouge_statistics

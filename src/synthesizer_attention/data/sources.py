@@ -182,7 +182,7 @@ def _from_files(data: Data) -> Source:
 
 
 def _from_corpus(name: str, difficulty: int | None) -> Source:
-    from synthesizer_attention.data.corpora.corpus_list import CORPORA, GRADED, describe_corpus
+    from synthesizer_attention.data.corpora import CORPORA, GRADED, describe_corpus
 
     if name not in CORPORA:
         raise UserError(f"unknown corpus '{name}'; choose data.builtin from {', '.join(CORPORA)}")

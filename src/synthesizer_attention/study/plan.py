@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer_attention import __version__
-from synthesizer_attention.data.corpora.corpus_list import describe_corpus
+from synthesizer_attention.data.corpora import describe_corpus
 from synthesizer_attention.data.sources import Source, data_folder, open_source
 from synthesizer_attention.errors import UserError, refuse_other_data
 from synthesizer_attention.run.packed import unpack

@@ -1,1 +1,0 @@
-"""Data sets that the project makes itself: no download, no file."""

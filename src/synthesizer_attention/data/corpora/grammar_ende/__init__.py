@@ -1,1 +1,0 @@
-"""English sentences beside their German: vocabulary.toml holds the words, the files the rules."""
