@@ -73,6 +73,14 @@ def forks():
     forks.close()
 
 
+@pytest.fixture(scope="session")
+def audits(tmp_path_factory):
+    """Model folders and finished audits, each made once."""
+    from pretrained import Audits
+
+    return Audits(tmp_path_factory.mktemp("audits"))
+
+
 @pytest.fixture
 def asked(tmp_path):
     """A comparison of one seed on a tiny language model."""

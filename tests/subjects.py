@@ -28,13 +28,12 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM
 
-from pretrained import build, inputs
+from pretrained import build, inputs, sentences, tokenizer
 from synthesizer_attention.audit.load import load_model, load_reader
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
-from test_audit import sentences, tokenizer
 from tiny import SIZE, WORDS, language_model
 
 ENOUGH = 120  # seconds for one command

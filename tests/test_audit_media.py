@@ -1,6 +1,7 @@
 """Models that read images and sounds: their files, their audits, their conversions."""
 
 import io
+import itertools
 import json
 import wave
 from dataclasses import replace
@@ -11,16 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSpeechSeq2Seq,
     CLIPConfig,
     CLIPModel,
-    PreTrainedTokenizerFast,
     SwinConfig,
     SwinForImageClassification,
     ViTImageProcessorPil,
@@ -31,9 +27,9 @@ from transformers import (
 )
 
 import browser
-from pretrained import VOCAB, build
+from pretrained import VOCAB, build, spread, tokenizer, value_of
 from synthesizer_attention.audit.convert import read_tables
-from synthesizer_attention.audit.examples import Example, run
+from synthesizer_attention.audit.examples import Example
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, load_reader
 from synthesizer_attention.audit.media import Media, encode_media, media_of, read_media, read_sound
@@ -43,6 +39,7 @@ from synthesizer_attention.errors import UserError
 
 CLASSES = ("blue", "green", "red")
 RATE = 16_000
+WRITING = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
 
 def save_sound(path, samples, *, rate=RATE, width=2, channels=1):
@@ -55,17 +52,6 @@ def save_sound(path, samples, *, rate=RATE, width=2, channels=1):
         sound.setsampwidth(width)
         sound.setframerate(rate)
         sound.writeframes((data if width == 1 else data[:, :width]).tobytes())
-
-
-def writing_tokenizer():
-    special = ["[PAD]", "[START]", "[END]", "[UNK]"]
-    words = [f"w{number}" for number in range(VOCAB - len(special))]
-    plain = Tokenizer(WordLevel({w: n for n, w in enumerate(special + words)}, unk_token="[UNK]"))
-    plain.pre_tokenizer = Whitespace()
-    plain.post_processor = TemplateProcessing(
-        single="[START] $A [END]", special_tokens=[("[START]", 1), ("[END]", 2)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +75,7 @@ def home(tmp_path_factory):
         feature_size=4, sampling_rate=RATE, hop_length=1000, n_fft=1200, chunk_length=1
     )
     extractor.save_pretrained(home / "whisper")
-    writing_tokenizer().save_pretrained(home / "whisper")
+    tokenizer(WRITING).save_pretrained(home / "whisper")
     lines = ["file_name,text"]
     for place in range(12):
         times = np.arange(12_000 + 500 * place) / RATE
@@ -124,16 +110,19 @@ def test_folders_are_classes_and_batches_do_not_matter(home):
     model, files, media, length = subject(home, "vit")
     assert length == 5  # four patches and a first token
     assert [file.target for file in files] == [name for name in CLASSES for _ in range(6)]
-    all_at_once = run(model, encode_media(files, media, length))
+    all_at_once = encode_media(files, media, length).run(model)
     examples = encode_media(files, media, 1000)
     assert [len(chosen) for chosen, _ in examples.batches] == [4, 4, 4, 4, 2]
     assert examples.targets == [0] * 6 + [1] * 6 + [2] * 6
-    in_parts = run(model, examples)
-    torch.testing.assert_close(in_parts.outputs, all_at_once.outputs)
+    in_parts = examples.run(model)
+    torch.testing.assert_close(in_parts, all_at_once)
     with torch.no_grad():
         image = Image.open(home / "images" / "red" / "3.png")
         pixels = ViTImageProcessorPil(size={"height": 8, "width": 8})(image, return_tensors="pt")
-        torch.testing.assert_close(in_parts.outputs[15], model(**pixels).logits[0])
+        torch.testing.assert_close(in_parts[15], model(**pixels).logits[0])
+    images = home / "images"  # files lie in the order of their classes: some are drawn from all
+    asked = Asked(model=str(home / "vit"), data=images, fit=images, out=home / "o", examples=9)
+    assert set(read_subject(asked).judge.targets) == {0, 1, 2}
 
 
 def test_what_whisper_has_to_write_begins_behind_the_start_token(home):
@@ -142,7 +131,7 @@ def test_what_whisper_has_to_write_begins_behind_the_start_token(home):
     assert length == 8
     examples = encode_media(files, media, length)
     assert examples.num_cut == 3
-    total = run(model, examples).statistics.sum(0)
+    total = examples.run(model).sum(0)
     losses, count = 0.0, 0
     extractor = WhisperFeatureExtractor.from_pretrained(home / "whisper")
     for place, line in enumerate((home / "sounds.csv").read_text().splitlines()[1:]):
@@ -187,12 +176,12 @@ def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
     reader = load_reader(str(tmp_path / "model"), again)
     _, files, media, length = subject(home, name)
     media, last = replace(media, model=again, reader=reader), record["curve"][-1]
-    judged = {tuple(texts) for texts in audited_texts(home, name)}
+    asked = Asked(model=str(home / name), data=home / DATA[name], out=home, metric=record["metric"])
+    judged = set(read_subject(asked).judge.texts)
     files = [file for file in files if file.texts in judged]
     examples = encode_media(files, media, length)
     assert len(examples) == record["num_judge"]
-    outcome = run(again, examples)
-    assert examples.value(outcome.statistics.sum(0)) == pytest.approx(last["value"], rel=1e-4)
+    assert value_of(examples, again) == pytest.approx(last["value"], rel=1e-4)
     tuned = [*command, str(tmp_path / "tuned"), "--tune", "4", "--tune-all"]
     assert main(tuned) == 2
     assert f"--tune needs {kind} to tune on" in capsys.readouterr().err
@@ -201,13 +190,6 @@ def test_an_audit_and_the_model_that_it_becomes(home, tmp_path, name, capsys):
     card = (tmp_path / "tuned" / "README.md").read_text()
     assert auto.__name__ in card
     assert type(auto.from_pretrained(tmp_path / "tuned")).__name__.startswith("Converted")
-
-
-def audited_texts(home, name):
-    """The rows of the half that judges, as audit splits them."""
-    metric = {"vit": "accuracy", "whisper": "loss"}[name]
-    asked = Asked(model=str(home / name), data=home / DATA[name], out=home, metric=metric)
-    return read_subject(asked).judge.texts
 
 
 def test_the_page_shows_the_images_that_moved(home, tmp_path):
@@ -227,14 +209,13 @@ def test_the_page_shows_the_images_that_moved(home, tmp_path):
     assert not seen.complaints
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize("channels", [1, 2])
-def test_sounds_of_all_widths(tmp_path, width, channels):
-    samples = np.linspace(-1, 1, 50).repeat(channels)
-    save_sound(tmp_path / "a.wav", samples, width=width, channels=channels)
-    read = read_sound(Example(("a.wav",), file=tmp_path / "a.wav"), RATE)
-    assert read.dtype == np.float32
-    np.testing.assert_allclose(read, np.linspace(-1, 1, 50), atol=2.0 ** (2 - 8 * width) + 1e-6)
+def test_sounds_of_all_widths(tmp_path):
+    for width, channels in itertools.product((1, 2, 3, 4), (1, 2)):
+        samples = np.linspace(-1, 1, 50).repeat(channels)
+        save_sound(tmp_path / "a.wav", samples, width=width, channels=channels)
+        read = read_sound(Example(("a.wav",), file=tmp_path / "a.wav"), RATE)
+        assert read.dtype == np.float32
+        np.testing.assert_allclose(read, np.linspace(-1, 1, 50), atol=2.0 ** (2 - 8 * width) + 1e-6)
 
 
 def test_a_parquet_file_of_bytes_is_read_as_datasets_write_it(home, tmp_path):
@@ -245,16 +226,9 @@ def test_a_parquet_file_of_bytes_is_read_as_datasets_write_it(home, tmp_path):
     pq.write_table(table, tmp_path / "images.parquet")
     packed = read_media(tmp_path / "images.parquet", "accuracy", media.reader)
     assert packed[3].texts == ("row 4",)
-    one, other = (run(model, encode_media(each, media, length)) for each in (files, packed))
-    assert torch.equal(one.outputs, other.outputs)
-    assert np.array_equal(one.statistics, other.statistics)
-
-
-def test_some_of_a_directory_are_of_all_classes(home, tmp_path):
-    """Files lie in the order of their classes; the first ones would be of one."""
-    images = home / "images"
-    asked = Asked(model=str(home / "vit"), data=images, fit=images, out=tmp_path, examples=9)
-    assert set(read_subject(asked).judge.targets) == {0, 1, 2}
+    one, other = (encode_media(each, media, length) for each in (files, packed))
+    assert torch.equal(one.run(model), other.run(model))
+    assert one.targets == other.targets
 
 
 def write(folder, name, text="x"):
@@ -312,7 +286,7 @@ def test_a_model_of_texts_and_images_at_once_is_refused(tmp_path):
         vision_config={**small, "image_size": 8, "patch_size": 4},
     )
     CLIPModel(config).save_pretrained(tmp_path / "clip")
-    writing_tokenizer().save_pretrained(tmp_path / "clip")
+    tokenizer(WRITING).save_pretrained(tmp_path / "clip")
     write(tmp_path, "texts.txt", "\n".join(["w1 w2"] * 8))
     asked = Asked(model=str(tmp_path / "clip"), data=tmp_path / "texts.txt", out=tmp_path / "o")
     with pytest.raises(UserError, match=r"CLIPModel cannot be run on input_ids.* alone"):
@@ -353,10 +327,7 @@ def wav2vec2():
 def test_other_architectures_become_what_was_audited(home, tmp_path, architecture):
     torch.manual_seed(0)
     model, processor, data = architecture()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path / "model")
+    spread(model, 0.3).save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     asked = Asked(
         model=str(tmp_path / "model"), data=home / data, out=tmp_path / "audit", rank_examples=2,

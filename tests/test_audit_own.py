@@ -13,7 +13,6 @@ from synthesizer_attention.audit.averages import measure_averages
 from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.examples import RunData
 from synthesizer_attention.audit.hook import Hook, other_layers
-from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import MODELS
@@ -110,14 +109,6 @@ def test_what_is_no_dot_product_is_left_as_it_is():
         "no layer of the model is a dot product alone (its synthesis is random+dot,none), so there "
         "is no head to replace; give a model with dot layers"
     )
-
-
-def test_a_universal_model_is_audited_and_not_converted():
-    model = build("decoder", universal=True)
-    with Hook(model) as hook:
-        assert len(hook.discover(inputs("decoder"))) == 2
-        with pytest.raises(UserError, match="shares one attention among its layers"):
-            build_converted(model, hook.layers, {0: HeadTables((0,), 8)})
 
 
 @pytest.mark.parametrize("path", ["plain", "fast"])

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pretrained import build
+from pretrained import build, sentences, tokenizer
 from synthesizer_attention.cli import main
 from synthesizer_attention.spec import variants
 from synthesizer_attention.study import compare as study
 from synthesizer_attention.study.plan import draw_up
-from test_audit import sentences, tokenizer
 from test_inference import pairs, reviews
 from tiny import environment, write_text
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import browser
-from pretrained import build
+from pretrained import build, sentences, tokenizer
 from synthesizer_attention.audit.convert import convert
 from synthesizer_attention.audit.examples import Example, encode
 from synthesizer_attention.audit.load import load_model, load_tokenizer
 from synthesizer_attention.audit.run import Asked, audit
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from test_audit import sentences, tokenizer
 from test_untrusted_files import Payload, change
 from test_untrusted_text import ASK, ESCAPES, HOSTILE, NOTHING_RAN, needs_browser
 

@@ -1,12 +1,12 @@
 """From an audit to a model folder in which replaced heads have no query and no key projection."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -15,8 +15,8 @@ from synthesizer_attention.audit.converted import Layer, build_converted
 from synthesizer_attention.audit.cost import most_heads, random_texts
 from synthesizer_attention.audit.examples import (
     METRICS,
-    Rows,
     RunData,
+    TuningRows,
     read_examples,
     token_rows,
     tuning_rows,
@@ -34,7 +34,7 @@ from synthesizer_attention.audit.load import (
     reads_targets,
     run_of,
 )
-from synthesizer_attention.audit.media import media_rows, read_media
+from synthesizer_attention.audit.media import media_of, read_media
 from synthesizer_attention.audit.record import (
     RECORD,
     TABLES,
@@ -52,6 +52,21 @@ from synthesizer_attention.manifest import MANIFEST, manifest_text
 from synthesizer_attention.run.disk import write_folder
 from synthesizer_attention.run.run import remove_leftovers
 from synthesizer_attention.untrusted import check_links, check_regular_file, fenced, plain
+
+_AUTO = {  # by how the name of a class ends
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForAudioClassification": "AutoModelForAudioClassification",
+}
+_READERS = {
+    TEXTS: ("tokenizer", "AutoTokenizer"),
+    IMAGES: ("processor", "AutoImageProcessor"),
+    SOUNDS: ("processor", "AutoFeatureExtractor"),
+}
 
 
 def convert(
@@ -74,13 +89,23 @@ def convert(
     _check_out(out, is_tuned=tuning is not None)
     count, name = _count(record, heads, keep), model_path(record)
     model = load_model(name, record["metric"])
-    _check_same(audit, record, name, say)
+    check_tables(audit, record)
+    if record.get("weights"):
+        check_weights(name, record["weights"], audit)
+    else:
+        say(f"{audit / RECORD} names no sha256 of the weights: they cannot be compared")
+    now = hash_readers(name)
+    for file, before in record.get("readers", {}).items():
+        if now.get(file) != before:
+            say(f"{file} of {name} was changed since the audit: the new model gets it as it is now")
     reader = load_reader(name, model)
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(audit, record, record["order"][:count])
     try:
         converted = build_converted(model, layers, chosen)
-        _run(converted, reader)
+        if reader.kind == TEXTS:  # code that needs all heads fails before anything is written
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                converted(**{key: ids[:1] for key, ids in random_texts(converted, 2).items()})
     except UserError:
         raise
     except Exception as error:  # whatever an architecture's code says
@@ -95,7 +120,7 @@ def convert(
         ) from None
     tuned = None
     if tuning is not None:
-        rows = _tuning_rows(texts, record, model, reader)
+        rows = _rows(texts, record, model, reader)
         out.mkdir(parents=True, exist_ok=True)
         tuned = tune(model, converted, rows, tuning, say, out)
 
@@ -133,42 +158,25 @@ def _clear(out: Path) -> None:
             path.unlink()
 
 
-def _check_same(audit: Path, record: dict[str, Any], name: str, say: Say) -> None:
-    """Refuse weights and tables that are not those of the audit."""
-    check_tables(audit, record)
-    if record.get("weights"):
-        check_weights(name, record["weights"], audit)
-    else:
-        say(f"{audit / RECORD} names no sha256 of the weights: they cannot be compared")
-    now = hash_readers(name)
-    for file, before in record.get("readers", {}).items():
-        if now.get(file) != before:
-            say(f"{file} of {name} was changed since the audit: the new model gets it as it is now")
-
-
-@torch.no_grad()
-def _run(converted: PreTrainedModel, reader: Reader) -> None:
-    """Let a model read a text: code that needs all heads fails before anything is written."""
-    if reader.kind == TEXTS:
-        with torch.random.fork_rng(devices=[]):
-            converted(**{key: ids[:1] for key, ids in random_texts(converted, 2).items()})
-
-
-def _tuning_rows(
+def _rows(
     texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: Reader
-) -> Rows:
+) -> TuningRows:
     """What to tune on: the user's texts or files or, where a run was audited, its train split."""
-    if texts is not None:
-        metric = "loss" if reads_targets(model) else "agreement"
-        if reader.kind != TEXTS:
-            return media_rows(read_media(texts, metric, reader), metric, model, reader)
+    if texts is None:
+        run = run_of(model_path(record))
+        if run is None:
+            raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
+        return token_rows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
+    metric = "loss" if reads_targets(model) else "agreement"
+    if reader.kind == TEXTS:
         examples = read_examples(texts, metric)
         rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
         return token_rows(rows, reader.tokenizer)
-    run = run_of(model_path(record))
-    if run is None:
-        raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
-    return token_rows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
+    files = read_media(texts, metric, reader)
+    media, _ = media_of(files, metric, model, reader)
+    return TuningRows(
+        [1] * len(files), lambda chosen: media.inputs([files[i] for i in chosen], tuning=True)
+    )
 
 
 def read_tables(
@@ -186,17 +194,14 @@ def read_tables(
                 whole = HeadTables(range(size), record["max_len"], record["table"])
             state = {name: tensors[f"{place}.{name}"] for name, _ in whole.named_parameters()}
             whole.load_state_dict(state, assign=True)
-            found[place] = whole
+            found[place] = whole.pick(sorted(head for layer, head in heads if layer == place))
+            found[place].requires_grad_(True)
     except (UserError, PermissionError):
         raise
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"{file} does not fit {RECORD} ({cause}); run synthesizer audit again"
+            f"{file} does not fit {RECORD} ({cause(error)}); run synthesizer audit again"
         ) from None
-    for place, whole in found.items():
-        found[place] = whole.pick(sorted(head for layer, head in heads if layer == place))
-        found[place].requires_grad_(True)
     return found
 
 
@@ -232,31 +237,28 @@ def model_card(
     """The folder's README, with the front matter that the hub reads."""
     base, metric, reads = model_name(record), record["metric"], record.get("reads", TEXTS)
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
-    matter: dict[str, Any] = {
-        "library_name": "transformers",
-        "base_model": base,
-        "tags": ["synthesizer", "attention"],
-    }
+    results = []
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
-    tasks = METRICS[metric].tasks
-    if point is not None and tuned is None:
-        result = {
-            "task": {"type": tasks.get(reads, tasks[TEXTS])},
-            "dataset": {"name": record["data"], "type": record.get("run") or record["data"]},
-            "metrics": [{"type": metric, "value": round(point["value"], 4), "verified": False}],
-        }
-        matter["model-index"] = [{"name": name, "results": [result]}]
-        said = (
-            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of "
-            f"{plain(record['data'])}, the original's {record['value']:.4g}; the loss of "
-            f"{point['cost']:.3g} has the interval {point['low']:.3g} to {point['high']:.3g}."
-        )
-    elif tuned is not None:
+    if tuned is not None:
         said = (
             f"Tuned for {len(tuned.losses)} steps after conversion: on held-out texts the distance "
             f"from the original went from {tuned.before:.3g} to {tuned.after:.3g}; {metric} was "
             "not measured since."
         )
+    elif point is not None:
+        task = METRICS[metric].tasks.get(reads, METRICS[metric].tasks[TEXTS])
+        data = record.get("run") or record["data"]
+        value = round(point["value"], 4)
+        results.append(EvalResult(task, data, record["data"], metric, value, verified=False))
+        said = (
+            f"{metric} {point['value']:.4g} on {record['num_judge']} examples of "
+            f"{plain(record['data'])}, the original's {record['value']:.4g}; the loss of "
+            f"{point['cost']:.3g} has the interval {point['low']:.3g} to {point['high']:.3g}."
+        )
+    front = ModelCardData(
+        library_name="transformers", base_model=base, tags=["synthesizer", "attention"],
+        model_name=name, eval_results=results or None,
+    )  # fmt: skip
     where = "synthesis" if record.get("model_type") == "synthesizer" else "replaced"
     by = "distance" if record["table"] == "relative" else "position"
     architecture = str(record.get("architecture", ""))
@@ -266,7 +268,6 @@ def model_card(
     variable, reader = _READERS.get(reads, _READERS[TEXTS])
     before = _tables_before(record)
     heads = f"{before + count} of {before + len(record['order'])}"
-    front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in matter.items())
     return f"""---
 {front}
 ---
@@ -287,19 +288,3 @@ Made by
 
 {fenced(command or "synthesizer convert")}
 """
-
-
-_AUTO = {  # by how the name of a class ends
-    "ForCausalLM": "AutoModelForCausalLM",
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForImageClassification": "AutoModelForImageClassification",
-    "ForAudioClassification": "AutoModelForAudioClassification",
-}
-_READERS = {
-    TEXTS: ("tokenizer", "AutoTokenizer"),
-    IMAGES: ("processor", "AutoImageProcessor"),
-    SOUNDS: ("processor", "AutoFeatureExtractor"),
-}

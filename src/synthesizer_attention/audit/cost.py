@@ -6,7 +6,6 @@ for both models, so that what is hard for both cancels.
 """
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -14,23 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer_attention.audit.averages import Average
 from synthesizer_attention.audit.converted import Layer, kept_keys
-from synthesizer_attention.audit.examples import (
-    METRICS,
-    Examples,
-    Outcome,
-    agreement_statistics,
-    run,
-)
+from synthesizer_attention.audit.examples import METRICS, Examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
 from synthesizer_attention.audit.tables import HeadTables
-from synthesizer_attention.metrics.labels import Statistics
 from synthesizer_attention.training.meter import time_in_turn
 
 Head = tuple[int, int]  # layer, head
@@ -56,7 +47,7 @@ class Auditor:
         ]
         self.whole = [average.tables(kind) for average in averages]
         self.measured = measured or Measured()
-        self.original = cache(partial(self.outcome, ()))  # of examples, each read once
+        self.original = cache(partial(self.outputs, ()))  # of examples, each read once
 
     def tables(self, heads: Iterable[Head]) -> dict[int, HeadTables]:
         """By layer, the tables of these heads."""
@@ -65,27 +56,43 @@ class Auditor:
             chosen.setdefault(layer, []).append(head)
         return {layer: self.whole[layer].pick(inside) for layer, inside in chosen.items()}
 
-    def outcome(self, heads: Iterable[Head], examples: Examples) -> Outcome:
+    def outputs(self, heads: Iterable[Head], examples: Examples) -> Tensor:
         """What the model makes of the examples with these heads replaced."""
         self.hook.tables = self.tables(heads)
         try:
-            return run(self.hook.model, examples)
+            return examples.run(self.hook.model)
         finally:
             self.hook.tables = {}
+
+    def compare(self, outputs: Tensor, base: Tensor, examples: Examples, replaced: int) -> Point:
+        """The metric of outputs, and how much worse it is than another's, with its interval.
+
+        The interval is of resamples of the examples that both share.
+        """
+        metric, original = METRICS[examples.metric], self.original(examples)
+        ours, theirs = (examples.statistics(each, original) for each in (outputs, base))
+        sign = 1.0 if metric.higher_is_better else -1.0
+        value, before = (metric.value(each.sum(0)) for each in (ours, theirs))
+        generator, count = np.random.default_rng(0), len(ours)
+        drawn = np.empty(RESAMPLES)
+        for place in range(RESAMPLES):
+            times = np.bincount(generator.integers(count, size=count), minlength=count)
+            drawn[place] = metric.value(times @ theirs) - metric.value(times @ ours)
+        low, high = np.quantile(drawn * sign, [LEVEL, 1 - LEVEL])
+        return Point(replaced, value, sign * (before - value), float(low), float(high))
 
     def costs(
         self, examples: Examples, replaced: Sequence[Head] = (), *, say: Say
     ) -> list[HeadCost]:
         """What each head not yet replaced costs beyond those that are, cheapest first."""
-        base = cache(lambda: self.outcome(replaced, examples))
+        base = cache(lambda: self.outputs(replaced, examples))
 
         def cost(head: Head) -> HeadCost:
-            outcome = self.outcome([*replaced, head], examples)
-            original = self.original(examples)
-            moved = outcome.moved_from(original, examples.metric)
+            outputs, original = self.outputs([*replaced, head], examples), self.original(examples)
+            moved = METRICS[examples.metric].moved(outputs, original)
             center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
             interval = center - _NORMAL * error, center + _NORMAL * error
-            point = compare(outcome, base() if replaced else original, original, examples, 1)
+            point = self.compare(outputs, base() if replaced else original, examples, 1)
             return HeadCost(*head, center, *interval, point.cost, point.low, point.high)
 
         measures = {
@@ -119,8 +126,8 @@ class Auditor:
 
         def point(count: int) -> Point:
             original = self.original(examples)
-            outcome = self.outcome(order[:count], examples) if count else original
-            found = replace(compare(outcome, original, original, examples, count), order=name)
+            outputs = self.outputs(order[:count], examples) if count else original
+            found = replace(self.compare(outputs, original, examples, count), order=name)
             say(f"{count} of {len(order)} heads replaced: {found.value:.4g}")
             return found
 
@@ -131,60 +138,23 @@ class Auditor:
         self, examples: Examples, heads: Sequence[Head], count: int
     ) -> list[dict[str, Any]]:
         """The examples whose outputs move farthest with these heads replaced."""
-        original, outcome = self.original(examples), self.outcome(heads, examples)
-        moved = outcome.moved_from(original, examples.metric)
-        if examples.metric == "spearman":  # a row of its own for each text of a pair
-            moved = moved.reshape(-1, 2).mean(1)
-        names = self.hook.model.config.id2label if examples.metric == "accuracy" else {}
-        return [
-            {
+        metric, original = METRICS[examples.metric], self.original(examples)
+        outputs = self.outputs(heads, examples)
+        moved = metric.moved(outputs, original).reshape(len(examples), -1).mean(1)
+        names = self.hook.model.config.id2label if metric.has_classes else {}
+        found = []
+        for place in np.argsort(-moved)[:count].tolist():
+            target = examples.targets[place]
+            before, after = (metric.shown(o, original, place) for o in (original, outputs))
+            found.append({
                 "place": place,
                 "texts": [text[:200] for text in examples.texts[place]],
-                "target": names.get(target := examples.targets[place], target),
+                "target": names.get(target, target),
                 "moved": float(moved[place]),
-                "before": names.get(shown := examples.shown(original, place), shown),
-                "after": names.get(shown := examples.shown(outcome, place), shown),
-            }
-            for place in np.argsort(-moved)[:count].tolist()
-            if place < len(examples.texts)
-        ]
-
-    def shuffled(self, seed: int) -> list[Head]:
-        """All heads in random order: what the ranking must beat."""
-        order = list(self.heads)
-        random.Random(seed).shuffle(order)
-        return order
-
-
-def compare(
-    outcome: Outcome, base: Outcome, original: Outcome, examples: Examples, replaced: int
-) -> Point:
-    """The metric of one outcome, and how much worse it is than another, with its interval."""
-    ours, theirs = (_statistics(o, original, examples) for o in (outcome, base))
-    sign = 1.0 if METRICS[examples.metric].higher_is_better else -1.0
-    value, before = (examples.value(each.sum(0)) for each in (ours, theirs))
-    drawn = resampled_costs(ours, theirs, examples) * sign
-    low, high = np.quantile(drawn, [LEVEL, 1 - LEVEL])
-    return Point(replaced, value, sign * (before - value), float(low), float(high))
-
-
-def resampled_costs(
-    ours: Statistics, theirs: Statistics, examples: Examples, seed: int = 0
-) -> NDArray[np.float64]:
-    """theirs - ours, on resamples of the examples that both share."""
-    count = len(ours)
-    generator = np.random.default_rng(seed)
-    drawn = np.empty(RESAMPLES)
-    for place in range(RESAMPLES):
-        times = np.bincount(generator.integers(count, size=count), minlength=count)
-        drawn[place] = examples.value(times @ theirs) - examples.value(times @ ours)
-    return drawn
-
-
-def _statistics(outcome: Outcome, original: Outcome, examples: Examples) -> Statistics:
-    if examples.metric == "agreement":
-        return agreement_statistics(outcome, original)
-    return outcome.statistics
+                "before": names.get(before, before),
+                "after": names.get(after, after),
+            })  # fmt: skip
+        return found
 
 
 def most_heads(points: Sequence[Point], margin: float) -> Point:
@@ -281,6 +251,7 @@ def num_timed(model: PreTrainedModel, length: int) -> int:
     return max(1, int(tokens) // length)
 
 
+@torch.no_grad()
 def measure_speed(
     models: Mapping[int, PreTrainedModel], batches: Mapping[int, dict[str, Tensor]]
 ) -> list[dict[str, Any]]:
@@ -290,15 +261,10 @@ def measure_speed(
     """
     rows = []
     for length, inputs in batches.items():
-        works = [partial(_forward, model, inputs) for model in models.values()]
+        works = [partial(model, **inputs) for model in models.values()]
         rounds = list(time_in_turn(works, ROUNDS, torch.device("cpu")))
         tokens = length * len(next(iter(inputs.values())))
         for replaced, seconds in zip(models, zip(*rounds, strict=True), strict=True):
             best = 1000 * min(seconds)
             rows.append({"length": length, "tokens": tokens, "replaced": replaced, "ms": best})
     return rows
-
-
-@torch.no_grad()
-def _forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> object:
-    return model(**inputs)

@@ -1,11 +1,13 @@
-"""The user's rows, and what a pretrained model makes of them.
+"""The metrics of an audit, and the user's rows as a pretrained model reads them.
 
-metric      rows                      what is measured per example
+metric      rows                      measured per example
 loss        texts, or pairs for an    the model's own loss: masked, next or answer token, in
             encoder-decoder           nats a token
 accuracy    texts or pairs, a label   whether the class is right, in percent
 spearman    pairs and a score         cosine of the mean embeddings, ranked as the scores are
 agreement   texts                     cosine of the output and the original's, in percent
+
+A new metric is a subclass of Metric, and its name in METRICS.
 """
 
 import math
@@ -13,7 +15,6 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from synthesizer_attention.audit.converted import is_own
 from synthesizer_attention.audit.load import (
@@ -52,58 +54,207 @@ from synthesizer_attention.tasks.task import Task, build_task
 from synthesizer_attention.untrusted import listed
 
 IGNORED = -100
-_SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 BATCH_TOKENS = 4096
 _BATCH_LOGITS = 2**28  # of a language model: 1 GiB in float32
+Rows = list[dict[str, list[int]]]
 
 
-@dataclass(frozen=True)
 class Metric:
-    """What is said of a metric, and which models have it."""
+    """A metric: the models and rows that have it, and its value.
+
+    Outputs are (rows, width), one row per text that the model reads; statistics (examples,
+    columns), from whose sum over any examples the value follows.
+    """
 
     unit: str
     tasks: Mapping[str, str]  # as the hub calls them, by what is read
     models: tuple[str, ...] = ("",)  # how the names of their classes end
-    called: str = "any model"
-    higher_is_better: bool = True
+    called = "any model"
+    higher_is_better = True
+    column: tuple[str, ...] = ()  # names of the column that is right
+    has_classes = False  # what is right is a class of the model
+    has_pairs = False  # the two texts of a row are read apart, and compared
+    has_tokens = False  # what is right are tokens: labels among the inputs
+
+    def target(self, given: Any, config: Any) -> Any:  # noqa: ANN401
+        """What is right, from the cell of a row."""
+        return given
+
+    def outputs(self, output: Any, inputs: dict[str, Tensor], *, causal: bool) -> Tensor:  # noqa: ANN401
+        """What is kept of a forward pass: the mean of the last states, or of logits."""
+        states: Tensor | None = getattr(output, "last_hidden_state", None)
+        states = output.logits if states is None else states
+        assert states is not None
+        mask = inputs.get("attention_mask")
+        if states.dim() == 2:
+            return states
+        if mask is None or mask.shape[1] != states.shape[1]:  # images, sounds, one first token
+            return states.flatten(1, -2).mean(1)
+        return torch.einsum("btd,bt->bd", states, mask.to(states.dtype)) / mask.sum(1, keepdim=True)
+
+    def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
+        """Columns (right, 1), whose sum gives a percentage."""
+        raise NotImplementedError
+
+    def value(self, total: Total) -> float:
+        """The metric from the sum of statistics."""
+        return percent_from_statistics(total)
+
+    def moved(self, now: Tensor, then: Tensor) -> NDArray[np.float64]:
+        """How far each output moved from the original's."""
+        return (1 - torch.cosine_similarity(now, then)).double().numpy()
+
+    def shown(self, outputs: Tensor, original: Tensor, place: int) -> float:
+        """What a reader compares of one example."""
+        row = self.statistics(outputs[place : place + 1], original[place : place + 1], [0])[0]
+        return float(row[0] / row[1])
 
 
-_WRITTEN = {IMAGES: "image-to-text", SOUNDS: "automatic-speech-recognition"}
-_CLASSES = {IMAGES: "image-classification", SOUNDS: "audio-classification"}
-METRICS = {
-    "loss": Metric(
-        "nats a token", {TEXTS: "text-generation", **_WRITTEN}, LANGUAGE_MODELS,
-        "a language model", higher_is_better=False,
-    ),
-    "accuracy": Metric(
-        "points of accuracy", {TEXTS: "text-classification", **_CLASSES}, CLASSIFIERS,
-        "a classifier",
-    ),
-    "spearman": Metric("points of Spearman's correlation", {TEXTS: "sentence-similarity"}),
-    "agreement": Metric("points of agreement with the original", {TEXTS: "feature-extraction"}),
+class Loss(Metric):
+    """Outputs: the summed loss of an example's tokens, and how many they are."""
+
+    unit = "nats a token"
+    tasks: Mapping[str, str] = {
+        TEXTS: "text-generation",
+        IMAGES: "image-to-text",
+        SOUNDS: "automatic-speech-recognition",
+    }
+    models, called, higher_is_better = LANGUAGE_MODELS, "a language model", False
+    has_tokens = True
+
+    def outputs(self, output: Any, inputs: dict[str, Tensor], *, causal: bool) -> Tensor:  # noqa: ANN401
+        labels = inputs["labels"]
+        if causal:  # labels move to their queries, not logits: cutting these would copy them all
+            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        losses = torch.nn.functional.cross_entropy(
+            output.logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED,
+            reduction="none",
+        ).view_as(labels)  # fmt: skip
+        return torch.stack([losses.sum(1), (labels != IGNORED).sum(1).float()], 1)
+
+    def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
+        return outputs.double().numpy()
+
+    def value(self, total: Total) -> float:
+        return float(total[0] / total[1])
+
+    def moved(self, now: Tensor, then: Tensor) -> NDArray[np.float64]:
+        ours, theirs = (each.double().numpy() for each in (now, then))
+        return np.asarray(ours[:, 0] / ours[:, 1] - theirs[:, 0] / theirs[:, 1])
+
+
+class Accuracy(Metric):
+    """Outputs: the logits of classes. They move by their Kullback-Leibler divergence."""
+
+    unit = "points of accuracy"
+    tasks: Mapping[str, str] = {
+        TEXTS: "text-classification",
+        IMAGES: "image-classification",
+        SOUNDS: "audio-classification",
+    }
+    models, called = CLASSIFIERS, "a classifier"
+    column, has_classes = NAMES["label"], True
+
+    def target(self, given: Any, config: Any) -> int:  # noqa: ANN401
+        """The model's number of a label, by its name or as it is."""
+        if str(given) in config.label2id:
+            return int(config.label2id[str(given)])
+        if is_number(str(given)) and 0 <= float(given) < config.num_labels:
+            return int(float(given))
+        raise UserError(
+            f"label {given!r} is none of the model's {config.num_labels} classes "
+            f"({', '.join(list(config.label2id)[:5])}, ...); use its names or numbers"
+        )
+
+    def outputs(self, output: Any, inputs: dict[str, Tensor], *, causal: bool) -> Tensor:  # noqa: ANN401
+        logits: Tensor = output.logits
+        return logits
+
+    def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
+        right = outputs.argmax(-1) == torch.tensor(targets)
+        return np.column_stack([right.double().numpy(), np.ones(len(right))])
+
+    def moved(self, now: Tensor, then: Tensor) -> NDArray[np.float64]:
+        now, then = now.log_softmax(-1), then.log_softmax(-1)
+        return (then.exp() * (then - now)).sum(-1).double().numpy()
+
+    def shown(self, outputs: Tensor, original: Tensor, place: int) -> float:
+        return int(outputs[place].argmax())
+
+
+class Spearman(Metric):
+    """Outputs: mean embeddings, two rows a pair."""
+
+    unit = "points of Spearman's correlation"
+    tasks: Mapping[str, str] = {TEXTS: "sentence-similarity"}
+    column, has_pairs = ("score", "similarity", "similarity_score", "label"), True
+
+    def target(self, given: Any, config: Any) -> float:  # noqa: ANN401
+        """How similar a pair is."""
+        if not is_number(str(given)) or not math.isfinite(float(given)):
+            raise UserError(
+                f"score {given!r} is not a number; give one for every pair, or leave the row out"
+            )
+        return float(given)
+
+    def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
+        cosines = torch.cosine_similarity(outputs[0::2], outputs[1::2]).tolist()
+        return spearman_statistics(cosines, list(targets))
+
+    def value(self, total: Total) -> float:
+        return correlation_from_statistics(total)
+
+    def shown(self, outputs: Tensor, original: Tensor, place: int) -> float:
+        first, second = outputs[2 * place : 2 * place + 2]
+        return float(torch.cosine_similarity(first, second, dim=0))
+
+
+class Agreement(Metric):
+    """Outputs: mean states, or logits."""
+
+    unit = "points of agreement with the original"
+    tasks: Mapping[str, str] = {TEXTS: "feature-extraction"}
+
+    def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
+        cosines = torch.cosine_similarity(outputs, original).double().numpy()
+        return np.column_stack([cosines, np.ones(len(cosines))])
+
+
+METRICS: dict[str, Metric] = {
+    "loss": Loss(), "accuracy": Accuracy(), "spearman": Spearman(), "agreement": Agreement(),
 }  # fmt: skip
 
 
-def guess_metric(model: PreTrainedModel) -> str:
-    """What fits a model whose user named no metric."""
+def choose_metric(asked: str | None, model: PreTrainedModel) -> str:
+    """The metric that was asked for, or the first that is made for such models.
+
+    One that the model has no outputs for is refused.
+    """
     name = type(model).__name__
-    return next((m for m in ("loss", "accuracy") if name.endswith(METRICS[m].models)), "agreement")
-
-
-def check_metric(metric: str, model: PreTrainedModel) -> None:
-    """Refuse a metric that the model has no outputs for."""
-    name, fits = type(model).__name__, METRICS[metric]
-    if metric == "spearman" and what_is_read(model) != TEXTS:
+    if asked is None:
+        made = [key for key, m in METRICS.items() if m.called != Metric.called]
+        return next((m for m in made if name.endswith(METRICS[m].models)), "agreement")
+    if METRICS[asked].has_pairs and what_is_read(model) != TEXTS:
         raise UserError(
-            f"--metric spearman compares pairs of texts, and a {name} reads {what_is_read(model)}; "
+            f"--metric {asked} compares pairs of texts, and a {name} reads {what_is_read(model)}; "
             "choose --metric agreement"
         )
-    if not name.endswith(fits.models):
+    if not name.endswith(METRICS[asked].models):
         raise UserError(
-            f"--metric {metric} needs {fits.called}, and the model is a {name}; "
+            f"--metric {asked} needs {METRICS[asked].called}, and the model is a {name}; "
             "choose --metric agreement, or spearman with pairs and a score"
         )
+    return asked
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -127,13 +278,15 @@ class Examples:
     drawn_from: int = 0  # rows or windows that there were to draw from
 
     def __len__(self) -> int:
-        return sum(len(chosen) for chosen, _ in self.batches) // (1 + (self.metric == "spearman"))
+        return sum(len(chosen) for chosen, _ in self.batches) // (
+            1 + METRICS[self.metric].has_pairs
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         """All that the model reads, and what it is measured by."""
         for _, inputs in self.batches:
             yield from inputs.values()
-        if self.metric in ("accuracy", "spearman"):
+        if METRICS[self.metric].column:
             yield torch.tensor(self.targets)
 
     def inputs(self, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
@@ -149,47 +302,31 @@ class Examples:
             inputs = inputs | {"labels": inputs["labels"][:, 1:].contiguous()}
         return _readable(model, inputs)
 
-    def value(self, total: Total) -> float:
-        """The metric from the sum of per-example statistics."""
-        if self.metric == "loss":
-            return float(total[0] / total[1])
-        if self.metric == "spearman":
-            return correlation_from_statistics(total)
-        return percent_from_statistics(total)
+    @torch.no_grad()
+    def run(self, model: PreTrainedModel) -> Tensor:
+        """The outputs of every example, (rows, width)."""
+        metric, causal, parts = METRICS[self.metric], is_causal(model), dict[int, Tensor]()
+        for chosen, inputs in self.batches:
+            output = metric.outputs(model(**_readable(model, inputs)), inputs, causal=causal)
+            parts.update(zip(chosen, output.float(), strict=True))
+        return torch.stack([parts[place] for place in range(len(parts))])
 
-    def shown(self, outcome: "Outcome", place: int) -> float:
-        """What a reader compares of one example: its cosine, class, loss or agreement."""
-        if self.metric == "spearman":
-            pair = outcome.outputs[2 * place : 2 * place + 2]
-            return float(torch.cosine_similarity(pair[0], pair[1], dim=0))
-        if self.metric == "accuracy":
-            return int(outcome.outputs[place].argmax())
-        return float(outcome.statistics[place, 0] / outcome.statistics[place, 1])
+    def statistics(self, outputs: Tensor, original: Tensor) -> Statistics:
+        """Of every example; the metric's value follows from their sum."""
+        return METRICS[self.metric].statistics(outputs, original, self.targets)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a model made of the examples."""
-
-    statistics: Statistics  # (examples, columns)
-    outputs: Tensor  # (examples, width): compared to see how far they moved
-
-    def moved_from(self, original: "Outcome", metric: str) -> NDArray[np.float64]:
-        """How far each example moved: nats a token, Kullback-Leibler of classes, or 1 - cosine."""
-        if metric == "loss":
-            ours, theirs = (o.statistics[:, 0] / o.statistics[:, 1] for o in (self, original))
-            return np.asarray(ours - theirs)
-        if metric == "accuracy":
-            now, then = self.outputs.log_softmax(-1), original.outputs.log_softmax(-1)
-            return (then.exp() * (then - now)).sum(-1).double().numpy()
-        return (1 - torch.cosine_similarity(self.outputs, original.outputs)).double().numpy()
+def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs of a forward pass: an encoder-decoder needs tokens on both sides."""
+    if not reads_targets(model):
+        return {key: value for key, value in inputs.items() if key != "labels"}
+    if "labels" in inputs:
+        return inputs
+    shape = len(inputs[model.main_input_name]), 1
+    return inputs | {"decoder_input_ids": torch.full(shape, decoder_start(model))}
 
 
-def draw(count: int, limit: int | None, seed: int) -> list[int]:
-    """Which of so many are taken: all in their order, or some at random; fewer are among more."""
-    if limit is None or limit >= count:
-        return list(range(count))
-    return random.Random(seed).sample(range(count), count)[:limit]
+# a file's rows
 
 
 def found_path(path: Path, what: str) -> Path:
@@ -224,15 +361,15 @@ def read_examples(path: Path, metric: str) -> list[Example]:
 
 def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], str]:
     """The columns of texts, and of what is right."""
-    names = list(rows[0].fields)
-    if metric == "loss":  # a column named target is a text here, and no label
+    names, how = list(rows[0].fields), METRICS[metric]
+    if how.has_tokens:  # a column named target is a text here, and no label
         sides = [
             next((name for name in names if name.lower() in NAMES[side]), "")
             for side in ("source", "target")
         ]
         if all(sides):
             return sides, ""
-    known = _SCORE_NAMES if metric == "spearman" else NAMES["label"]
+    known = how.column or NAMES["label"]
     target = next((name for name in names if name.lower() in known), "")
     texts = [
         name
@@ -241,12 +378,12 @@ def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], s
         and all(isinstance(row.fields.get(name), str) for row in rows)
         and not all(is_number(row.fields[name]) for row in rows)
     ]
-    if metric in ("accuracy", "spearman") and not target:
+    if how.column and not target:
         raise UserError(
             f"--metric {metric} needs a column named {', '.join(known[:3])} or the like, and "
             f"{path} has {listed(names)}; rename the column, or choose another metric"
         )
-    needed = 2 if metric == "spearman" else 1
+    needed = 1 + how.has_pairs
     if len(texts) < needed:
         raise UserError(
             f"--metric {metric} needs {needed} column{'s' * (needed > 1)} of text, and {path} has "
@@ -255,212 +392,61 @@ def _columns(rows: Sequence[Row], metric: str, path: Path) -> tuple[list[str], s
     return texts[:2], target
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+# texts as tokens
 
 
-@torch.no_grad()
-def run(model: PreTrainedModel, examples: Examples) -> Outcome:
-    """Let the model read every example."""
-    read: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
-        "loss": partial(_token_losses, causal=is_causal(model)),
-        "accuracy": lambda output, _: output.logits,
-    }
-    parts: dict[int, Tensor] = {}
-    for chosen, inputs in examples.batches:
-        output = read.get(examples.metric, _pooled)(model(**_readable(model, inputs)), inputs)
-        parts.update(zip(chosen, output.float(), strict=True))
-    outputs = torch.stack([parts[place] for place in range(len(parts))])
-    return Outcome(_statistics(outputs, examples), outputs)
-
-
-def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs of a forward pass: an encoder-decoder needs tokens on both sides."""
-    if not reads_targets(model):
-        return {key: value for key, value in inputs.items() if key != "labels"}
-    if "labels" in inputs:
-        return inputs
-    shape = len(inputs[model.main_input_name]), 1
-    return inputs | {"decoder_input_ids": torch.full(shape, decoder_start(model))}
-
-
-def _token_losses(
-    output: Any, inputs: dict[str, Tensor], *, causal: bool  # noqa: ANN401
-) -> Tensor:  # fmt: skip
-    """(B, 2): the summed loss of an example's tokens, and how many they are."""
-    labels = inputs["labels"]
-    if causal:  # labels move to their queries, not logits: cutting these would copy them all
-        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    losses = torch.nn.functional.cross_entropy(
-        output.logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED,
-        reduction="none",
-    ).view_as(labels)  # fmt: skip
-    return torch.stack([losses.sum(1), (labels != IGNORED).sum(1).float()], 1)
-
-
-def _pooled(output: Any, inputs: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
-    """The mean of the last hidden states, or the logits, over real tokens."""
-    states = getattr(output, "last_hidden_state", None)
-    states = output.logits if states is None else states
-    mask = inputs.get("attention_mask")
-    if states.dim() == 2:
-        return states
-    if mask is None or mask.shape[1] != states.shape[1]:  # of images, sounds and one first token
-        return states.flatten(1, -2).mean(1)
-    return torch.einsum("btd,bt->bd", states, mask.to(states.dtype)) / mask.sum(1, keepdim=True)
-
-
-def _statistics(outputs: Tensor, examples: Examples) -> Statistics:
-    if examples.metric == "loss":
-        return outputs.double().numpy()
-    if examples.metric == "spearman":
-        first, second = outputs[0::2], outputs[1::2]
-        cosines = torch.cosine_similarity(first, second).tolist()
-        return spearman_statistics(cosines, examples.targets)
-    if examples.metric == "accuracy":
-        right = outputs.argmax(-1) == torch.tensor(examples.targets)
-        return np.column_stack([right.double().numpy(), np.ones(len(right))])
-    return np.column_stack([np.ones(len(outputs)), np.ones(len(outputs))])
-
-
-def agreement_statistics(outcome: Outcome, original: Outcome) -> Statistics:
-    """Columns (cosine, 1) of the outputs with the original's."""
-    cosines = torch.cosine_similarity(outcome.outputs, original.outputs).double().numpy()
-    return np.column_stack([cosines, np.ones(len(cosines))])
+def draw(count: int, limit: int | None, seed: int) -> list[int]:
+    """Which of so many are taken: all in their order, or some at random; fewer are among more."""
+    if limit is None or limit >= count:
+        return list(range(count))
+    return random.Random(seed).sample(range(count), count)[:limit]
 
 
 def encode(
     examples: Sequence[Example],
     metric: str,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     max_len: int,
     limit: int | None = None,
     seed: int = 0,
 ) -> Examples:
     """Tokens in batches of similar length; the first `limit` rows, or so many windows drawn."""
-    drawn_from = len(examples)
-    if metric == "loss" and is_causal(model):
-        windows, num_cut = _windows(examples, model, tokenizer, max_len), 0
+    how, drawn_from, num_cut = METRICS[metric], len(examples), 0
+    if how.has_tokens and is_causal(model):
+        windows = _windows(examples, model, tokenizer, max_len)
         drawn_from = len(windows)
-        rows = [windows[place] for place in draw(drawn_from, limit, seed)]
-        examples = [Example((tokenizer.decode(row["input_ids"]),)) for row in rows]
+        chosen_ids = [windows[place].tolist() for place in draw(drawn_from, limit, seed)]
+        rows: Rows = [{"input_ids": ids, "labels": ids} for ids in chosen_ids]
+        examples = [Example((tokenizer.decode(ids),)) for ids in chosen_ids]
     else:
         examples = examples[:limit]
         rows, num_cut = _rows(examples, metric, model, tokenizer, max_len)
-    if not rows:
-        raise _too_short(max_len)
     largest = max(max(row["input_ids"], default=0) for row in rows)
-    known = _num_embeddings(model) or largest + 1
+    try:
+        known = getattr(model.get_input_embeddings(), "num_embeddings", largest + 1)
+    except NotImplementedError:  # a model of two towers
+        known = largest + 1
     if largest >= known:
         raise UserError(
             f"the tokenizer gives token {largest} and the model has embeddings for {known}; put "
             "the tokenizer that belongs to the model into its folder"
         )
-    targets = [example.target for example in examples]
-    if metric == "accuracy":
-        targets = [class_number(target, model.config) for target in targets]
-    if metric == "spearman":
-        targets = [_score(target) for target in targets]
     lengths = [len(row["input_ids"]) for row in rows]
-    most = min(BATCH_TOKENS, _BATCH_LOGITS // known) if metric == "loss" else BATCH_TOKENS
-    order = sorted(range(len(rows)), key=lengths.__getitem__)
-    batches: list[tuple[list[int], dict[str, Tensor]]] = []
-    chosen: list[int] = []
-    for place in order:
-        if chosen and lengths[place] * (len(chosen) + 1) > most:
-            batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
-            chosen = []
-        chosen.append(place)
-    batches.append((chosen, pad([rows[i] for i in chosen], tokenizer)))
-    texts = [example.texts for example in examples]
-    return Examples(metric, batches, targets, num_cut, texts, drawn_from)
-
-
-def _num_embeddings(model: PreTrainedModel) -> int | None:
-    """How many tokens a model knows; None where it does not say."""
-    try:
-        return getattr(model.get_input_embeddings(), "num_embeddings", None)
-    except NotImplementedError:  # a model of two towers
-        return None
-
-
-def tuning_rows(
-    examples: Sequence[Example],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-) -> list[dict[str, list[int]]]:
-    """Every text as a row of its own, cut at max_len; of a causal language model, windows.
-
-    An encoder-decoder's row is a text and, as its decoder reads it, the target.
-    """
-    if reads_targets(model):
-        pairs = _rows(examples, "loss", model, tokenizer, max_len)[0]
-        return [decoder_row(row["input_ids"], row["labels"], model) for row in pairs]
-    alone = [Example((text,)) for example in examples for text in example.texts]
-    if not is_causal(model):
-        return _rows(alone, "agreement", model, tokenizer, max_len)[0]
-    windows = _windows(alone, model, tokenizer, max_len)
-    if not windows:
-        raise _too_short(max_len)
-    return [{"input_ids": row["input_ids"]} for row in windows]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is tuned on."""
-
-    lengths: Sequence[int]  # in tokens; rows of similar length make a batch
-    batch: Callable[[Sequence[int]], dict[str, Tensor]]  # the inputs of chosen rows
-
-
-def token_rows(rows: Sequence[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Texts to tune on."""
-    lengths = [len(row["input_ids"]) for row in rows]
-    return Rows(lengths, lambda chosen: pad([dict(rows[place]) for place in chosen], tokenizer))
-
-
-def decoder_row(
-    source: list[int], target: list[int], model: PreTrainedModel
-) -> dict[str, list[int]]:
-    """What both sides of an encoder-decoder read: the target is shifted behind the start token."""
-    return {"input_ids": source, "decoder_input_ids": [decoder_start(model), *target[:-1]]}
-
-
-def _too_short(max_len: int) -> UserError:
-    return UserError(
-        f"the texts are shorter than one window of {max_len} tokens; give more text, or a "
-        "smaller --max-len"
-    )
-
-
-class _Windows(Sequence[dict[str, list[int]]]):
-    """One stream of tokens, cut into windows when they are asked for."""
-
-    def __init__(self, stream: "array[int]", size: int, start: list[int]) -> None:
-        self.stream, self.size, self.start = stream, size, start
-
-    def __len__(self) -> int:
-        return len(self.stream) // self.size
-
-    def __getitem__(self, place: Any) -> Any:  # noqa: ANN401  an int; typed as Sequence asks
-        at = range(len(self))[place] * self.size
-        ids = [*self.start, *self.stream[at : at + self.size]]
-        return {"input_ids": ids, "labels": ids}
+    most = min(BATCH_TOKENS, _BATCH_LOGITS // known) if how.has_tokens else BATCH_TOKENS
+    groups: list[list[int]] = [[]]
+    for place in sorted(range(len(rows)), key=lengths.__getitem__):
+        if groups[-1] and lengths[place] * (len(groups[-1]) + 1) > most:
+            groups.append([])
+        groups[-1].append(place)
+    batches = [(chosen, pad([rows[i] for i in chosen], tokenizer)) for chosen in groups]
+    targets = [how.target(example.target, model.config) for example in examples]
+    return Examples(metric, batches, targets, num_cut, [e.texts for e in examples], drawn_from)
 
 
 def _windows(
-    examples: Sequence[Example],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    max_len: int,
-) -> _Windows:
+    examples: Sequence[Example], model: PreTrainedModel, tokenizer: Tokenizer, max_len: int
+) -> Tensor:
     """One stream of all texts, cut into windows that each begin as the model's texts do."""
     first = model.config.bos_token_id if is_own(model) else tokenizer.bos_token_id
     start = [] if first is None else [first]
@@ -468,44 +454,48 @@ def _windows(
     for example in examples:
         text = example.texts[0] if example.texts[0].endswith("\n") else example.texts[0] + "\n"
         stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _Windows(stream, max_len - len(start), start)
+    size = max_len - len(start)
+    if len(stream) < size:
+        raise UserError(
+            f"the texts are shorter than one window of {max_len} tokens; give more text, or a "
+            "smaller --max-len"
+        )
+    count = len(stream) // size
+    windows = torch.frombuffer(stream, dtype=torch.int64)[: count * size].view(count, size)
+    return torch.cat([windows.new_tensor(start).expand(count, -1), windows], 1)
 
 
 def _rows(
-    examples: Sequence[Example],
-    metric: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example], metric: str, model: PreTrainedModel, tokenizer: Tokenizer,
     max_len: int,
-) -> tuple[list[dict[str, list[int]]], int]:
+) -> tuple[Rows, int]:  # fmt: skip
     """One row per text; the two texts of a pair to be compared are rows of their own."""
-    if metric == "spearman":
-        parts: list[tuple[str, ...]] = [(text,) for ex in examples for text in ex.texts]
+    how, parts = METRICS[metric], [example.texts for example in examples]
+    if how.has_pairs:
+        parts = [(text,) for example in examples for text in example.texts]
     elif reads_targets(model):
-        parts = [example.texts[:1] for example in examples]
-    else:
-        parts = [example.texts for example in examples]
-    full = [tokenizer(*part, return_special_tokens_mask=True) for part in parts]
-    num_cut = sum(len(row["input_ids"]) > max_len for row in full)
-    rows: list[dict[str, list[int]]] = []
-    for place, (part, row) in enumerate(zip(parts, full, strict=True)):
-        kept = row
+        parts = [texts[:1] for texts in parts]
+    if not parts:
+        raise UserError("every row of the data is empty; give texts")
+    rows: Rows = []
+    num_cut = 0
+    for place, part in enumerate(parts):
+        row = tokenizer(*part, return_special_tokens_mask=True)
         if len(row["input_ids"]) > max_len:
-            kept = tokenizer(
+            num_cut += 1
+            row = tokenizer(
                 *part, return_special_tokens_mask=True, truncation=True, max_length=max_len
             )
-        special = kept.pop("special_tokens_mask")
-        rows.append(dict(kept))
-        if metric == "loss" and reads_targets(model):
+        special = row.pop("special_tokens_mask")
+        rows.append(dict(row))
+        if how.has_tokens and reads_targets(model):
             rows[-1]["labels"] = target_tokens(examples[place], tokenizer, max_len)
-        elif metric == "loss":
+        elif how.has_tokens:
             rows[-1] |= _masked(rows[-1]["input_ids"], special, tokenizer, place)
     return rows, num_cut
 
 
-def target_tokens(
-    example: Example, tokenizer: PreTrainedTokenizerBase, max_len: int | None
-) -> list[int]:
+def target_tokens(example: Example, tokenizer: Tokenizer, max_len: int | None) -> list[int]:
     """The tokens that an encoder-decoder's decoder has to write."""
     if len(example.texts) < 2:
         raise UserError(
@@ -519,7 +509,7 @@ def target_tokens(
 
 
 def _masked(
-    ids: list[int], special: list[int], tokenizer: PreTrainedTokenizerBase, seed: int
+    ids: list[int], special: list[int], tokenizer: Tokenizer, seed: int
 ) -> dict[str, list[int]]:
     """Hide a fixed random share of a text's tokens."""
     if tokenizer.mask_token_id is None:
@@ -536,7 +526,7 @@ def _masked(
     }
 
 
-def pad(rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, Tensor]:
+def pad(rows: Rows, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """One batch of rows, padded on the right."""
     padding = tokenizer.pad_token_id or 0
     fill = {"input_ids": padding, "decoder_input_ids": padding, "labels": IGNORED}
@@ -552,34 +542,54 @@ def pad(rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase) ->
     return batch
 
 
-def _score(target: Any) -> float:  # noqa: ANN401
-    """How similar a pair is."""
-    if not is_number(str(target)) or not math.isfinite(float(target)):
-        raise UserError(
-            f"score {target!r} is not a number; give one for every pair, or leave the row out"
-        )
-    return float(target)
+# rows to tune on
 
 
-def class_number(target: Any, config: Any) -> int:  # noqa: ANN401
-    """The model's number of a label, by its name or as it is."""
-    if str(target) in config.label2id:
-        return int(config.label2id[str(target)])
-    if is_number(str(target)) and 0 <= float(target) < config.num_labels:
-        return int(float(target))
-    raise UserError(
-        f"label {target!r} is none of the model's {config.num_labels} classes "
-        f"({', '.join(list(config.label2id)[:5])}, ...); use its names or numbers"
-    )
+@dataclass(frozen=True)
+class TuningRows:
+    """Rows to tune on."""
+
+    lengths: Sequence[int]  # in tokens; rows of similar length make a batch
+    batch: Callable[[Sequence[int]], dict[str, Tensor]]  # the inputs of chosen rows
+
+
+def token_rows(rows: Rows, tokenizer: Tokenizer) -> TuningRows:
+    """Texts to tune on."""
+    lengths = [len(row["input_ids"]) for row in rows]
+    return TuningRows(lengths, lambda chosen: pad([dict(rows[i]) for i in chosen], tokenizer))
+
+
+def tuning_rows(
+    examples: Sequence[Example], model: PreTrainedModel, tokenizer: Tokenizer, max_len: int
+) -> Rows:
+    """Every text as a row of its own, cut at max_len; of a causal language model, windows.
+
+    An encoder-decoder's row is a text and, as its decoder reads it, the target.
+    """
+    if reads_targets(model):
+        pairs, _ = _rows(examples, "loss", model, tokenizer, max_len)
+        return [decoder_row(row["input_ids"], row["labels"], model) for row in pairs]
+    alone = [Example((text,)) for example in examples for text in example.texts]
+    if is_causal(model):
+        windows = _windows(alone, model, tokenizer, max_len).tolist()
+        return [{"input_ids": window} for window in windows]
+    return _rows(alone, "agreement", model, tokenizer, max_len)[0]
+
+
+def decoder_row(
+    source: list[int], target: list[int], model: PreTrainedModel
+) -> dict[str, list[int]]:
+    """What both sides of an encoder-decoder read: the target is shifted behind the start token."""
+    return {"input_ids": source, "decoder_input_ids": [decoder_start(model), *target[:-1]]}
 
 
 class RunData:
     """Examples of one run's splits."""
 
     def __init__(self, run: Run, metric: str) -> None:
-        if metric == "spearman":
+        if METRICS[metric].has_pairs:
             raise UserError(
-                "--metric spearman needs pairs and a score, which a run's own data have not; give "
+                f"--metric {metric} needs pairs and a score, which a run's own data have not; give "
                 "a file of them as DATA"
             )
         self.recipe, self.metric = run.recipe(), metric
@@ -596,9 +606,9 @@ class RunData:
         found = self._examples(batches, set(draw(count, limit, seed)))
         return replace(found, drawn_from=count)
 
-    def rows(self, model: PreTrainedModel) -> list[dict[str, list[int]]]:
+    def rows(self, model: PreTrainedModel) -> Rows:
         """Train's examples to tune on: of an encoder-decoder with targets, of others without."""
-        found: list[dict[str, list[int]]] = []
+        found: Rows = []
         for batch in self.task.batches("train"):
             ids, mask = batch.inputs["input_ids"], batch.inputs.get("attention_mask")
             real = [len(row) for row in ids] if mask is None else mask.sum(1).tolist()
@@ -616,7 +626,7 @@ class RunData:
         kept: list[tuple[list[int], dict[str, Tensor]]] = []
         targets: list[Any] = []
         texts: list[tuple[str, ...]] = []
-        seen = 0
+        tokenizer, seen = self.task.tokenizer, 0
         for batch in batches:
             size = len(batch.inputs["input_ids"])
             rows = [row for row in range(size) if seen + row in wanted]
@@ -625,20 +635,15 @@ class RunData:
                 continue
             inputs = {key: value[rows] for key, value in batch.inputs.items()}
             labels = inputs["labels"]
-            if self.metric != "loss":  # a label is right or wrong, and read by no model
+            if not METRICS[self.metric].has_tokens:  # a label is right or wrong, and not read
                 del inputs["labels"]
-            first = len(texts)
-            texts += self._texts(inputs["input_ids"], labels)
+            first, sides = len(texts), [inputs["input_ids"]]
+            if self.task.kind == "encoder_decoder":
+                sides.append(labels.masked_fill(labels == IGNORED, tokenizer.pad_token_id))
+            decoded = [tokenizer.batch_decode(side, skip_special_tokens=True) for side in sides]
+            texts += zip(*decoded, strict=True)
             targets += labels.tolist() if labels.dim() == 1 else [None] * len(labels)
             kept.append((list(range(first, len(texts))), inputs))
             if len(texts) == len(wanted):
                 break
         return Examples(self.metric, kept, targets, 0, texts)
-
-    def _texts(self, ids: Tensor, labels: Tensor) -> list[tuple[str, ...]]:
-        """What a reader sees of each example: its text, and that of an encoder-decoder's target."""
-        sides = [ids]
-        if self.task.kind == "encoder_decoder":
-            sides.append(labels.masked_fill(labels == IGNORED, self.task.tokenizer.pad_token_id))
-        decoded = [self.task.tokenizer.batch_decode(s, skip_special_tokens=True) for s in sides]
-        return list(zip(*decoded, strict=True))

@@ -225,8 +225,8 @@ def tables_before(layers: Sequence[Layer]) -> int:
 
 
 def cause(error: Exception) -> str:
-    """The first line of what an architecture's code says to what it cannot do."""
-    return (str(error).strip() or repr(error)).splitlines()[0][:200]
+    """What an architecture's code says to what it cannot do, in one line."""
+    return " ".join(str(error).split())[:200] or repr(error)
 
 
 def reachable(model: PreTrainedModel) -> dict[str, SyntheticAttention]:

@@ -31,7 +31,7 @@ from synthesizer_attention.audit.converted import (
     is_own,
     replaced_before,
 )
-from synthesizer_attention.audit.hook import reachable
+from synthesizer_attention.audit.hook import cause, reachable
 from synthesizer_attention.audit.tables import ABSOLUTE
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.manifest import sha256
@@ -61,7 +61,12 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
     """The model, as the class that its folder names; its base alone where embeddings are asked."""
     where, options = locate(name)
     try:
-        held = _held(Path(where), options)
+        held = None  # numbers that the weights of a folder or a .gguf hold at most
+        if options:
+            check_regular_file(file := Path(where, options["gguf_file"]))
+            held = 8 * file.stat().st_size  # one bit each, at least
+        elif Path(where).is_dir():
+            held = check_folder(Path(where))
         config = AutoConfig.from_pretrained(where, **SAFE, **options)
         chosen = _class_of(config, is_gguf=bool(options))
         if metric == "spearman" and not chosen.__name__.endswith("EncoderModel"):
@@ -80,7 +85,11 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
     except (UserError, PermissionError):
         raise
     except Exception as error:  # whatever an architecture's code says to an odd config.json
-        raise _unreadable(name, error) from None
+        where = "" if Path(name).exists() else "no such path, and as a name of the hub: "
+        raise UserError(
+            f"cannot load a model from {name} ({where}{cause(error)}); give a folder of a "
+            "Hugging Face model, a run, a .gguf file, or a name of the hub"
+        ) from None
     missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)  # it is not read
     if missing:
         raise UserError(
@@ -119,15 +128,25 @@ def load_reader(name: str, model: PreTrainedModel) -> Reader:
         tokenizer = load_tokenizer(name)
         settle_padding(model, tokenizer)
         return Reader(kind, tokenizer)
-    auto: Any = AutoImageProcessor if kind == IMAGES else AutoFeatureExtractor
+    auto = AutoImageProcessor if kind == IMAGES else AutoFeatureExtractor
+    processor = _load(auto, name, f"processor of {kind}", "preprocessor_config.json")
+    return Reader(kind, load_tokenizer(name) if reads_targets(model) else None, processor)
+
+
+def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
+    """The tokenizer in the model's folder."""
+    return _load(AutoTokenizer, name, "tokenizer", "tokenizer")
+
+
+def _load(auto: Any, name: str, what: str, file: str) -> Any:  # noqa: ANN401
+    where, options = locate(name)
     try:
-        processor = auto.from_pretrained(locate(name)[0], **SAFE)
+        return auto.from_pretrained(where, **SAFE, **options)
     except Exception as error:
         raise UserError(
-            f"cannot load a processor of {kind} from {name} ({_cause(error)}); put the model's "
-            "preprocessor_config.json into its folder"
+            f"cannot load a {what} from {name} ({cause(error)}); put the model's {file} into its "
+            "folder"
         ) from None
-    return Reader(kind, load_tokenizer(name) if reads_targets(model) else None, processor)
 
 
 def what_is_read(model: PreTrainedModel) -> str:
@@ -139,18 +158,6 @@ def what_is_read(model: PreTrainedModel) -> str:
             "sounds: choose another architecture"
         )
     return kind
-
-
-def load_tokenizer(name: str) -> Any:  # noqa: ANN401  one of many classes
-    """The tokenizer in the model's folder."""
-    where, options = locate(name)
-    try:
-        return AutoTokenizer.from_pretrained(where, **SAFE, **options)
-    except Exception as error:
-        raise UserError(
-            f"cannot load a tokenizer from {name} ({_cause(error)}); put the model's "
-            "tokenizer into its folder"
-        ) from None
 
 
 def settle_padding(model: PreTrainedModel, tokenizer: Any) -> None:  # noqa: ANN401
@@ -207,17 +214,12 @@ def num_positions(model: PreTrainedModel) -> int | None:
     for key in ("max_position_embeddings", "n_positions"):
         found = getattr(config, key, None)
         if isinstance(found, int) and found > 0:
-            ends.append(found - _positions_before_text(model))
+            modules = [m for n, m in model.named_modules() if n.endswith("position_embeddings")]
+            padding = next((getattr(m, "padding_idx", None) for m in modules), None)
+            # RoBERTa counts a text's positions from behind that of padding
+            ends.append(found if padding is None else found - padding - 1)
             break
     return min(ends, default=None)
-
-
-def _positions_before_text(model: PreTrainedModel) -> int:
-    """RoBERTa counts a text's positions from behind that of padding."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
 
 
 def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of models
@@ -232,26 +234,6 @@ def _class_of(config: Any, *, is_gguf: bool) -> Any:  # noqa: ANN401  a class of
     if not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
         return unnamed
     return converted_model(named) if is_converted else named
-
-
-def _held(where: Path, options: dict[str, str]) -> int | None:
-    """How many numbers the weights of a folder or a .gguf hold at most; None of a hub name."""
-    if not options:
-        return check_folder(where) if where.is_dir() else None
-    check_regular_file(where / options["gguf_file"])
-    return 8 * (where / options["gguf_file"]).stat().st_size  # one bit each, at least
-
-
-def _unreadable(name: str, error: Exception) -> UserError:
-    missing = "" if Path(name).exists() else "no such path, and as a name of the hub: "
-    return UserError(
-        f"cannot load a model from {name} ({missing}{_cause(error)}); give a folder of a "
-        "Hugging Face model, a run, a .gguf file, or a name of the hub"
-    )
-
-
-def _cause(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or repr(error)
 
 
 def run_of(name: str) -> Run | None:

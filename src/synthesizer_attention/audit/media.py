@@ -27,10 +27,9 @@ from transformers import PreTrainedModel
 
 from synthesizer_attention.audit.examples import (
     BATCH_TOKENS,
+    METRICS,
     Example,
     Examples,
-    Rows,
-    class_number,
     decoder_row,
     found_path,
     pad,
@@ -59,9 +58,9 @@ def read_media(path: Path, metric: str, reader: Reader) -> list[Example]:
     """The files that a directory or a column holds, and what is right of each."""
     path = found_path(path, f"a directory of {reader.kind}, or a .csv or .parquet with a column")
     found = _folder(path, reader.kind) if path.is_dir() else _table(path, metric, reader)
-    if metric == "accuracy" and any(example.target is None for example in found):
+    if METRICS[metric].column and any(example.target is None for example in found):
         raise UserError(
-            f"--metric accuracy needs a label, and {path} has {reader.kind} without one; put each "
+            f"--metric {metric} needs a label, and {path} has {reader.kind} without one; put each "
             "class into a folder of its own, or choose --metric agreement"
         )
     return found
@@ -85,19 +84,19 @@ def _table(path: Path, metric: str, reader: Reader) -> list[Example]:
     rows = [row for row in File(path).rows(None) if not row.fault]
     if not rows:
         raise UserError(f"{path} holds no rows; expected {reader.kind}, one a row")
-    names = list(rows[0].fields)
+    names, how = list(rows[0].fields), METRICS[metric]
     column = _column(names, COLUMNS[reader.kind], path, reader.kind)
     right = ""
-    if metric == "accuracy":
-        right = _column(names, NAMES["label"], path, "labels")
-    elif metric == "loss":
+    if how.column:
+        right = _column(names, how.column, path, "labels")
+    elif how.has_tokens:
         right = _column([name for name in names if name != column], WRITTEN, path, "texts")
     found = []
     for row in rows:
         name, file = _file(row.fields[column], path.parent, f"{path}, row {row.number}")
         said = row.fields.get(right)
-        texts = (name, str(said or "")) if metric == "loss" else (name,)
-        found.append(Example(texts, said if metric == "accuracy" else None, file))
+        texts = (name, str(said or "")) if how.has_tokens else (name,)
+        found.append(Example(texts, said if how.column else None, file))
     return found
 
 
@@ -125,31 +124,15 @@ def _file(cell: Any, folder: Path, where: str) -> tuple[str, Path | bytes]:  # n
 
 @dataclass(frozen=True)
 class Media:
-    """What one model reads of files."""
+    """Turns files into the inputs of one model."""
 
     model: PreTrainedModel
     reader: Reader
     metric: str
     max_target: int | None = None  # tokens that an encoder-decoder writes
 
-    def inputs(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """The files decoded, and what they should be written as."""
-        batch = self._decoded(examples)
-        if self.metric == "loss":
-            targets = [{"labels": self._target(example)} for example in examples]
-            batch |= pad(targets, self.reader.tokenizer)
-        return batch
-
-    def tuning_inputs(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """The same for a tuning: a decoder, if there is one, reads the target."""
-        batch = self._decoded(examples)
-        if reads_targets(self.model):
-            targets = [decoder_row([], self._target(ex), self.model) for ex in examples]
-            sides = [{k: v for k, v in row.items() if k != "input_ids"} for row in targets]
-            batch |= pad(sides, self.reader.tokenizer)
-        return batch
-
-    def _decoded(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+    def inputs(self, examples: Sequence[Example], *, tuning: bool = False) -> dict[str, Tensor]:
+        """The files decoded, and their targets: labels or, for a tuning, what a decoder reads."""
         key, processor = self.model.main_input_name, self.reader.processor
         if self.reader.kind == IMAGES:
             found = processor([open_image(e) for e in examples], return_tensors="pt")
@@ -157,13 +140,17 @@ class Media:
             rate = processor.sampling_rate
             sounds = [read_sound(example, rate) for example in examples]
             found = processor(sounds, sampling_rate=rate, return_tensors="pt")
-        return {key: found[key]}
-
-    def _target(self, example: Example) -> list[int]:
-        """Tokens to write, without the one that a decoder is given as its beginning."""
-        tokens = target_tokens(example, self.reader.tokenizer, self.max_target)
-        begun = tokens[:1] == [self.model.config.decoder_start_token_id]
-        return tokens[1:] if begun else tokens
+        batch = {key: found[key]}
+        if reads_targets(self.model) if tuning else METRICS[self.metric].has_tokens:
+            rows = []
+            for example in examples:
+                target = target_tokens(example, self.reader.tokenizer, self.max_target)
+                if target[:1] == [self.model.config.decoder_start_token_id]:
+                    target = target[1:]  # a decoder is given it as its beginning
+                row = decoder_row([], target, self.model) if tuning else {"labels": target}
+                rows.append({name: ids for name, ids in row.items() if name != "input_ids"})
+            batch |= pad(rows, self.reader.tokenizer)
+        return batch
 
 
 class Batches(Sequence[tuple[list[int], dict[str, Tensor]]]):
@@ -181,23 +168,13 @@ class Batches(Sequence[tuple[list[int], dict[str, Tensor]]]):
         return chosen, self.media.inputs([self.examples[i] for i in chosen])
 
 
-def media_rows(
-    examples: Sequence[Example], metric: str, model: PreTrainedModel, reader: Reader
-) -> Rows:
-    """Files to tune on."""
-    media, _ = media_of(examples, metric, model, reader)
-    return Rows(
-        [1] * len(examples), lambda chosen: media.tuning_inputs([examples[i] for i in chosen])
-    )
-
-
 def media_of(
     examples: Sequence[Example], metric: str, model: PreTrainedModel, reader: Reader
 ) -> tuple[Media, int]:
     """What reads the files of a model, and how many tokens its attention makes of one."""
     media = Media(model, reader, metric)
     longest = examples[0] if reader.kind == IMAGES else max(examples, key=_num_samples)
-    length, inputs = 0, media.tuning_inputs([longest])
+    length, inputs = 0, media.inputs([longest], tuning=True)
 
     def look(_: int, weights: Tensor, __: Tensor) -> None:
         nonlocal length
@@ -216,18 +193,14 @@ def encode_media(
     examples: Sequence[Example], media: Media, max_len: int, limit: int | None = None
 ) -> Examples:
     """The first `limit` files in batches; sounds of their own lengths are read one by one."""
-    drawn_from, examples, model = len(examples), examples[:limit], media.model
-    targets = [example.target for example in examples]
-    if media.metric == "accuracy":
-        targets = [class_number(target, model.config) for target in targets]
-    size = max(1, BATCH_TOKENS // max_len)
-    longest = getattr(media.reader.processor, "n_samples", None)
-    num_cut = 0
+    drawn_from, examples, how = len(examples), examples[:limit], METRICS[media.metric]
+    targets = [how.target(example.target, media.model.config) for example in examples]
+    size, num_cut = max(1, BATCH_TOKENS // max_len), 0
     if media.reader.kind != IMAGES:
+        longest = getattr(media.reader.processor, "n_samples", None)
         size = size if longest else 1
         num_cut = sum(_num_samples(e) > longest for e in examples) if longest else 0
-    texts = [example.texts for example in examples]
-    batches = Batches(media, examples, size)
+    batches, texts = Batches(media, examples, size), [example.texts for example in examples]
     return Examples(media.metric, batches, targets, num_cut, texts, drawn_from)
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import synthesizer_attention
-from synthesizer_attention.audit.averages import Average, explain, measure_averages
-from synthesizer_attention.audit.converted import Layer, build_converted, replaced_before
+from synthesizer_attention.audit.averages import explain, measure_averages
+from synthesizer_attention.audit.converted import build_converted, replaced_before
 from synthesizer_attention.audit.cost import (
     LENGTHS,
     Auditor,
@@ -39,11 +39,9 @@ from synthesizer_attention.audit.examples import (
     METRICS,
     Example,
     Examples,
-    Outcome,
     RunData,
-    check_metric,
+    choose_metric,
     encode,
-    guess_metric,
     read_examples,
 )
 from synthesizer_attention.audit.hook import Hook, cause, other_layers, tables_before
@@ -120,8 +118,8 @@ class Subject:
     fit: Examples
     rank: Examples
     judge: Examples
+    timed: dict[int, dict[str, Tensor]]  # inputs to time, by length
     files: list[Example]  # those that judge, of images and sounds
-    left: dict[str, str]  # layers that are no dot product, and their specs
     weights: dict[str, str]  # the sha256 of each file
 
 
@@ -130,68 +128,80 @@ def read_subject(asked: Asked) -> Subject:
     model = load_model(asked.model, asked.metric)
     weights = hash_weights(asked.model)
     reader = load_reader(asked.model, model)
-    metric = asked.metric or guess_metric(model)
-    check_metric(metric, model)
+    metric = choose_metric(asked.metric, model)
+    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
+    if kinds - {asked.table}:
+        (kind,) = kinds - {asked.table}
+        raise UserError(
+            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
+            f"{kind}, or audit the model that it was made of"
+        )
+    limit = num_positions(model)
+    for name, longest, more in (
+        ("--max-len", asked.max_len or 0, ": longer texts are cut there, and counted"),
+        ("--length", max(asked.lengths, default=0), ""),
+    ):
+        if longest and reader.kind != TEXTS:
+            raise UserError(f"{name} is for texts, and the model reads {reader.kind}; leave it out")
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"{name} is {longest} and the model has positions for {limit} tokens; "
+                f"give at most {limit}{more}"
+            )
+    max_len = asked.max_len or min(LONGEST, limit or LONGEST)
     files: list[Example] = []
     if asked.data is None:
-        max_len = max(model.config.max_len, model.config.decoder_max_len)
-        fit, rank, judge = _run_parts(asked, metric)
-    else:
-        streams = metric == "loss" and is_causal(model)
-        fitting, judging = _split(asked, asked.data, metric, reader, streams)
-        limits = (
-            (fitting, asked.fit_examples),
-            (fitting, asked.rank_examples),
-            (judging, asked.examples),
+        run = run_of(asked.model)
+        assert run is not None
+        max_len, data = (
+            max(model.config.max_len, model.config.decoder_max_len),
+            RunData(run, metric),
         )
+        fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
+        judge = data.judging(asked.examples, asked.seed)
+    else:
+        streams = METRICS[metric].has_tokens and is_causal(model)
+        fitting, judging = _split(asked, asked.data, metric, reader, streams=streams)
         if reader.kind == TEXTS:
-            max_len, tokenizer = _max_len(asked, model), reader.tokenizer
-            fit, rank, judge = (
-                encode(rows, metric, model, tokenizer, max_len, limit, asked.seed)
-                for rows, limit in limits
-            )
+            making = partial(encode, metric=metric, model=model, tokenizer=reader.tokenizer)
+            encoded = partial(making, max_len=max_len, seed=asked.seed)
         else:
-            for name, given in (("--max-len", asked.max_len), ("--length", asked.lengths)):
-                if given:
-                    raise UserError(
-                        f"{name} is for texts, and the model reads {reader.kind}; leave it out"
-                    )
             media, max_len = media_of([*fitting, *judging], metric, model, reader)
-            fit, rank, judge = (encode_media(rows, media, max_len, limit) for rows, limit in limits)
-            files = judging
+            encoded, files = partial(encode_media, media=media, max_len=max_len), judging
+        fit, rank = (encoded(fitting, limit=n) for n in (asked.fit_examples, asked.rank_examples))
+        judge = encoded(judging, limit=asked.examples)
+    if reader.kind == TEXTS:
+        lengths = asked.lengths or [n for n in LENGTHS if n <= (limit or LONGEST)]
+        timed = {length: random_texts(model, length) for length in lengths}
+    else:
+        count, inputs = num_timed(model, max_len), judge.probe(model)
+        timed = {max_len: {name: value[:count] for name, value in inputs.items()}}
     parts = (fit, rank, judge)
-    return Subject(model, reader.kind, metric, max_len, *parts, files, other_layers(model), weights)
-
-
-def _run_parts(asked: Asked, metric: str) -> tuple[Examples, Examples, Examples]:
-    """What fits, ranks and judges, of a run's own data."""
-    run = run_of(asked.model)
-    assert run is not None
-    data = RunData(run, metric)
-    fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
-    return fit, rank, data.judging(asked.examples, asked.seed)
+    return Subject(model, reader.kind, metric, max_len, *parts, timed, files, weights)
 
 
 def _split(
-    asked: Asked, data: Path, metric: str, reader: Reader, streams: bool
+    asked: Asked, data: Path, metric: str, reader: Reader, *, streams: bool
 ) -> tuple[list[Example], list[Example]]:
-    """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts."""
+    """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts.
+
+    Rows that make windows of one stream stay beside their neighbours.
+    """
     read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
+
+    def drawn(path: Path) -> list[Example]:
+        rows = read(path, metric)
+        return rows if streams else random.Random(asked.seed).sample(rows, len(rows))
+
+    rows = drawn(data)
     if asked.fit is not None:
-        judging = _shuffled(read(data, metric), asked.seed, streams)
-        return _shuffled(read(asked.fit, metric), asked.seed, streams), judging
-    rows = _shuffled(read(data, metric), asked.seed, streams)
+        return drawn(asked.fit), rows
     if len(rows) < 4:
         raise UserError(
             f"{data} holds {len(rows)} rows; at least 4 are needed, half to fit and half to "
             "judge by, and hundreds for an answer"
         )
     return rows[: len(rows) // 2], rows[len(rows) // 2 :]
-
-
-def _shuffled(rows: list[Example], seed: int, streams: bool) -> list[Example]:
-    """In random order; rows that make windows of one stream stay beside their neighbours."""
-    return rows if streams else random.Random(seed).sample(rows, len(rows))
 
 
 def check_asked(asked: Asked) -> None:
@@ -225,41 +235,6 @@ def check_unfinished(out: Path) -> None:
         raise UserError(f"{out} holds an audit already; name another --out, or remove it")
 
 
-def _check_kind(asked: Asked, model: PreTrainedModel) -> None:
-    """New tables of a converted model are of the kind of those it has."""
-    kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
-    if kinds - {asked.table}:
-        (kind,) = kinds - {asked.table}
-        raise UserError(
-            f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
-            f"{kind}, or audit the model that it was made of"
-        )
-
-
-def _max_len(asked: Asked, model: PreTrainedModel) -> int:
-    limit = num_positions(model)
-    if asked.max_len is None:
-        return min(LONGEST, limit or LONGEST)
-    if limit is not None and asked.max_len > limit:
-        raise UserError(
-            f"--max-len is {asked.max_len} and the model has positions for {limit} tokens; "
-            f"give at most {limit}: longer texts are cut there, and counted"
-        )
-    return asked.max_len
-
-
-def timed_lengths(asked: Asked, model: PreTrainedModel) -> list[int]:
-    """The lengths to time: the user's, or those of LENGTHS that the model has positions for."""
-    limit = num_positions(model)
-    longer = [length for length in asked.lengths if limit is not None and length > limit]
-    if longer:
-        raise UserError(
-            f"--length is {longer[0]} and the model has positions for {limit} tokens; "
-            f"give at most {limit}"
-        )
-    return [n for n in asked.lengths or LENGTHS if n <= (limit or LONGEST) or asked.lengths]
-
-
 def audit(asked: Asked, say: Say) -> dict[str, Any]:
     """Measure which heads need their dot products; leave a record, tables and a page in out.
 
@@ -267,50 +242,53 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     """
     check_asked(asked)
     subject = read_subject(asked)
-    timed = _timed(asked, subject)
-    _check_kind(asked, subject.model)
     hook = Hook(subject.model)
     with hook:
         hook.discover(subject.judge.probe(subject.model))
-    if subject.left:
-        named = ", ".join(f"{name} ({spec})" for name, spec in subject.left.items())
-        say(f"left as they are: {named}")
+    left = other_layers(subject.model)
+    if left:
+        say(f"left as they are: {', '.join(f'{name} ({spec})' for name, spec in left.items())}")
     make_folder(asked.out)
     with locked(asked.out, "auditing", say):
         check_unfinished(asked.out)  # the process that was waited for may have finished it
         remove_leftovers(asked.out)
         with hook:
-            record = _record(asked, hook, subject)
+            record = _record(asked, hook, subject) | {"left": left}
             count = len(hook.layers)
             say(f"{count} layers of self-attention; averaging the attention of each head")
             averages = measure_averages(hook, subject.fit.inputs(subject.model), subject.max_len)
-            auditor = _auditor(asked, subject, hook, averages, say)
-            record |= _measure(asked, subject, auditor, averages, say)
-        record["sizes"] = sizes(record)
+            auditor = Auditor(hook, averages, asked.table)
+            auditor.measured = Measured(asked.out, _facts(asked, subject, auditor))
+            if auditor.measured.num_known:
+                say(f"going on behind {auditor.measured.num_known} measurements")
+            for examples in (subject.rank, subject.judge):
+                _check_finite(auditor.original(examples), examples)
+            explained = explain(hook, subject.rank.inputs(subject.model), averages)
+            record |= _measure(asked, subject, auditor, say)
+            record["heads"] = [
+                c | asdict(explained[c["layer"]][c["head"]]) for c in record["heads"]
+            ]
         say("timing forward passes")
-        record["speed"], record["untimed"] = _speeds(subject.model, record, auditor, timed)
+        record["speed"], record["untimed"] = _speeds(record, auditor, subject.timed)
         if record["untimed"]:
             say(f"speed was not measured: {record['untimed']}")
-        _write(asked.out, record, averages, asked.table)
+        _write(asked.out, record, auditor)
         auditor.measured.finish()
     return record
 
 
-def _auditor(
-    asked: Asked, subject: Subject, hook: Hook, averages: list[Average], say: Say
-) -> Auditor:
-    """An auditor that remembers what the same command has measured before it was stopped.
+def _facts(asked: Asked, subject: Subject, auditor: Auditor) -> dict[str, str]:
+    """What must be the same for a stopped audit to go on.
 
     Averages tell one model's weights from others'. On another number of threads sums are rounded
     otherwise, and measurements would be mixed.
     """
-    auditor = Auditor(hook, averages, asked.table)
     facts = {name: str(value) for name, value in asdict(asked).items()}
     for name in ("out", "command", "lengths"):
         del facts[name]
     parameters = [p for tables in auditor.whole for p in tables.parameters()]
     tensors = [t for part in (subject.rank, subject.judge) for t in part.tensors()]
-    facts |= {
+    return facts | {
         "commit": str(provenance()["commit"]),
         **_versions(),
         "number of threads": str(torch.get_num_threads()),
@@ -319,21 +297,12 @@ def _auditor(
         "sha256 of weights": " ".join(subject.weights.values()),
         "sha256 of config and tokenizer": " ".join(hash_readers(asked.model).values()),
     }
-    auditor.measured = Measured(asked.out, facts)
-    if auditor.measured.num_known:
-        say(f"going on behind {auditor.measured.num_known} measurements")
-    return auditor
 
 
-def _measure(
-    asked: Asked, subject: Subject, auditor: Auditor, averages: list[Average], say: Say
-) -> dict[str, Any]:
+def _measure(asked: Asked, subject: Subject, auditor: Auditor, say: Say) -> dict[str, Any]:
     """Rank the heads, walk down the ranking, and answer."""
-    rank, judge = subject.rank, subject.judge
-    for examples in (rank, judge):
-        _check_finite(auditor.original(examples), examples)
-    explained = explain(auditor.hook, rank.inputs(subject.model), averages)
-    before = tables_before(auditor.hook.layers)
+    rank, judge, layers = subject.rank, subject.judge, auditor.hook.layers
+    before = tables_before(layers)
     if before:
         say(f"{before} heads are tables already, and stay as they are")
     say(f"replacing each of {len(auditor.heads)} heads alone")
@@ -343,46 +312,37 @@ def _measure(
     margin = (1 - asked.keep) * abs(points[0].value)
     best = most_heads(points, margin)
     halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
-    control = auditor.curve(judge, auditor.shuffled(asked.seed), halves, say, "random")
+    random.Random(asked.seed).shuffle(shuffled := list(auditor.heads))
+    control = auditor.curve(judge, shuffled, halves, say, "random")
     moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
     for example in moved if subject.reads == IMAGES else ():
         example["image"] = thumbnail(subject.files[example["place"]])
+    d_model = subject.model.config.get_text_config().hidden_size
+    counts = [order[: point.replaced] for point in points]
     return {
-        "left": subject.left,
         "value": points[0].value,
         "margin": margin,
         "curve": [asdict(point) for point in points],
         "control": [asdict(point) for point in control],
         "order": order,
         "most_moved": moved,
-        "heads": [asdict(c) | asdict(explained[c.layer][c.head]) for c in costs],
+        "heads": [asdict(cost) for cost in costs],
         "answer": asdict(best),
         "sentence": sentence(best, len(order), margin, subject.metric, before),
         "ended": why_ended(points, best, margin, subject.metric),
+        "sizes": [size_with(layers, d_model, subject.max_len, heads) for heads in counts],
     }
 
 
-def sizes(record: dict[str, Any]) -> list[dict[str, int]]:
-    """Parameters, FLOPs and cache at every point of a record's curve."""
-    layers = [Layer(**layer) for layer in record["layers"]]
-    length = record["max_len"]
-    return [
-        size_with(layers, record["d_model"], length, record["order"][: point["replaced"]])
-        for point in record["curve"]
-    ]
-
-
 def _speeds(
-    model: PreTrainedModel,
-    record: dict[str, Any],
-    auditor: Auditor,
-    timed: dict[int, dict[str, Tensor]],
+    record: dict[str, Any], auditor: Auditor, timed: dict[int, dict[str, Tensor]]
 ) -> tuple[list[Any], str]:
     """Time the original beside models along the curve: thirds of it, and the answer.
 
     Where that cannot be done nothing is timed, and why is said: all else has been measured.
     """
-    models, total = {0: model}, len(record["order"])
+    model, total = auditor.hook.model, len(record["order"])
+    models = {0: model}
     counts = {total // 3, 2 * total // 3, record["answer"]["replaced"], total} - {0}
     try:
         for count in sorted(counts if timed else ()):
@@ -395,29 +355,21 @@ def _speeds(
         return [], f"{name} cannot be run with heads left out of it ({cause(error)})"
 
 
-def _check_finite(original: Outcome, examples: Examples) -> None:
+def _check_finite(outputs: Tensor, examples: Examples) -> None:
     """Refuse a model that nothing can be compared with."""
-    value = examples.value(original.statistics.sum(0))
-    wrong = int((~original.outputs.isfinite()).any(-1).sum())
+    total = examples.statistics(outputs, outputs).sum(0)
+    value = METRICS[examples.metric].value(total)
+    wrong = int((~outputs.isfinite()).any(-1).sum())
     if wrong or not math.isfinite(value):
         value = value if not math.isfinite(value) else math.nan
         raise UserError(
-            f"the model's own {examples.metric} is {value} ({wrong} of {len(original.outputs)} "
+            f"the model's own {examples.metric} is {value} ({wrong} of {len(outputs)} "
             "outputs are no numbers); check its weights, its config.json and the data"
         )
 
 
-def _timed(asked: Asked, subject: Subject) -> dict[int, dict[str, Tensor]]:
-    """Inputs to time, by length: random texts, or the first images or sounds."""
-    model = subject.model
-    if subject.reads == TEXTS:
-        return {length: random_texts(model, length) for length in timed_lengths(asked, model)}
-    inputs, count = subject.judge.probe(model), num_timed(model, subject.max_len)
-    return {subject.max_len: {name: value[:count] for name, value in inputs.items()}}
-
-
 def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
-    """What was measured, on what, with what."""
+    """What is measured, on what, with what."""
     fit, rank, judge = subject.fit, subject.rank, subject.judge
     config, run = hook.model.config, run_of(asked.model)
     name = "" if run is None else run.recipe().name
@@ -465,19 +417,19 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _write(out: Path, record: dict[str, Any], averages: list[Average], kind: str) -> None:
+def _write(out: Path, record: dict[str, Any], auditor: Auditor) -> None:
     tensors = {
         f"{place}.{name}": parameter.detach().contiguous()
-        for place, average in enumerate(averages)
-        for name, parameter in average.tables(kind).named_parameters()
+        for place, tables in enumerate(auditor.whole)
+        for name, parameter in tables.named_parameters()
     }
-    write_atomically(out / TABLES, lambda path: _fill(path, save(tensors)))
+
+    def fill(path: Path) -> None:
+        path.write_bytes(save(tensors))
+
+    write_atomically(out / TABLES, fill)
     record["tables_sha256"] = sha256(out / TABLES)
     record["checksum"] = checksum(json.loads(json.dumps(record)))
     text = json.dumps(record, indent=1)
     write_text(out / PAGE, audit_page(json.loads(text), out / TABLES))
     write_text(out / RECORD, text)  # last: with it, the audit is finished
-
-
-def _fill(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer_attention.attention.synthesis import Random, Relative
-from synthesizer_attention.audit.examples import Rows
+from synthesizer_attention.audit.examples import TuningRows
 from synthesizer_attention.audit.load import attend_fast
 from synthesizer_attention.audit.record import Say
 from synthesizer_attention.audit.tables import HeadTables
@@ -57,7 +57,7 @@ class Tuned:
 def tune(
     original: PreTrainedModel,
     converted: PreTrainedModel,
-    rows: Rows,
+    rows: TuningRows,
     tuning: Tuning,
     say: Say,
     folder: Path | None = None,
@@ -78,7 +78,7 @@ def tune(
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * _share(step, tuning.steps)
         inputs = rows.batch([kept[place] for place in batches[step - 1]])
-        loss = _loss(original, converted, inputs, by_layer=step <= tuning.steps // 3)
+        loss = _distance(original, converted, inputs, by_layer=step <= tuning.steps // 3)
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss of tuning step {step} is {loss.item()}; give a lower --tune-rate than "
@@ -188,28 +188,16 @@ def _resume(
 
 @torch.no_grad()
 def _held_out_distance(
-    original: PreTrainedModel,
-    converted: PreTrainedModel,
-    rows: Rows,
-    held_out: Sequence[int],
+    original: PreTrainedModel, converted: PreTrainedModel, rows: TuningRows, held_out: Sequence[int]
 ) -> float:
     if not held_out:
         return 0.0
-    return _loss(original, converted, rows.batch(held_out), by_layer=False).item()
-
-
-def _loss(
-    original: PreTrainedModel, converted: PreTrainedModel, inputs: dict[str, Tensor], *,
-    by_layer: bool,
-) -> Tensor:  # fmt: skip
-    with torch.no_grad():
-        theirs = original(**inputs, output_hidden_states=True)
-    ours = converted(**inputs, output_hidden_states=True)
-    return _distance(ours, theirs, inputs, by_layer=by_layer)
+    return _distance(original, converted, rows.batch(held_out), by_layer=False).item()
 
 
 def _distance(
-    ours: Any, theirs: Any, inputs: Mapping[str, Tensor], *, by_layer: bool,  # noqa: ANN401
+    original: PreTrainedModel, converted: PreTrainedModel, inputs: dict[str, Tensor], *,
+    by_layer: bool,
 ) -> Tensor:  # fmt: skip
     """Of states after every layer, or of outputs.
 
@@ -217,15 +205,27 @@ def _distance(
     the original's variance, by the cosine of their means, and by the cosines among all texts of
     the batch: what similarities are ranked by.
     """
-    stacks = _stacks(ours, theirs, inputs)
-    real = stacks[-1][1]
-    if not by_layer and "logits" in theirs:
-        now, then = ours.logits.log_softmax(-1), theirs.logits.log_softmax(-1)
-        apart = (then.exp() * (then - now)).sum(-1)
-        return apart[real].mean() if apart.dim() == 2 else apart.mean()
+    with torch.no_grad():
+        theirs = original(**inputs, output_hidden_states=True)
+    ours = converted(**inputs, output_hidden_states=True)
+    mask = inputs.get("attention_mask")  # none of images and sounds: all is real
+    sides = {"hidden_states": mask}
+    if "decoder_hidden_states" in theirs:  # a decoder that reads the source has its mask
+        sides = {"encoder_hidden_states": mask}
+        sides["decoder_hidden_states"] = inputs.get("decoder_attention_mask", mask)
+    apart, last, real = list[Tensor](), (torch.empty(0), torch.empty(0)), torch.empty(0)
+    for key, mask in sides.items():
+        states = theirs[key][-1]
+        real = torch.ones(states.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
+        for last in list(zip(ours[key], theirs[key], strict=True))[1:]:
+            if by_layer:
+                apart.append(_states_apart(*last, real))
     if by_layer:
-        return torch.stack([_states_apart(*p, seen) for ps, seen in stacks for p in ps]).mean()
-    last = stacks[-1][0][-1]
+        return torch.stack(apart).mean()
+    if "logits" in theirs:
+        now, then = ours.logits.log_softmax(-1), theirs.logits.log_softmax(-1)
+        divergence = (then.exp() * (then - now)).sum(-1)
+        return divergence[real].mean() if divergence.dim() == 2 else divergence.mean()
     terms = [_states_apart(*last, real)]
     now, then = (
         torch.nn.functional.normalize(torch.einsum("btd,bt->bd", each, real.to(each.dtype)), dim=-1)
@@ -235,28 +235,6 @@ def _distance(
     among = now @ now.mT - then @ then.mT  # cosines of all pairs of texts
     terms.append(10 * (among**2).mean())  # of about 0.1 each, where the other terms are near 1
     return torch.stack(terms).mean()
-
-
-def _stacks(
-    ours: Any, theirs: Any, inputs: Mapping[str, Tensor]  # noqa: ANN401
-) -> list[tuple[list[tuple[Tensor, Tensor]], Tensor]]:  # fmt: skip
-    """The states (B, T, D) after every layer, both models' in pairs, and which tokens are real.
-
-    One stack or, of an encoder-decoder, two; a decoder that reads the source has its mask.
-    """
-    mask = inputs.get("attention_mask")  # none of images and sounds: all is real
-    sides = {"hidden_states": mask}
-    if "decoder_hidden_states" in theirs:
-        sides = {"encoder_hidden_states": mask}
-        sides["decoder_hidden_states"] = inputs.get("decoder_attention_mask", mask)
-    return [
-        (list(zip(ours[key], theirs[key], strict=True))[1:], _real(theirs[key][-1], mask))
-        for key, mask in sides.items()
-    ]
-
-
-def _real(states: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.ones(states.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
 
 
 def _states_apart(now: Tensor, then: Tensor, real: Tensor) -> Tensor:
