@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ from synthesizer_attention.audit.averages import _explained, measure_averages
 from synthesizer_attention.audit.convert import convert
 from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
-from synthesizer_attention.audit.examples import METRICS, Example, encode, read_examples
+from synthesizer_attention.audit.examples import METRICS, Example, Metric, encode, read_examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, load_tokenizer, num_positions
 from synthesizer_attention.audit.run import Asked, audit, read_subject
@@ -232,6 +233,25 @@ def test_the_loss_of_an_example_is_that_of_a_loop_over_its_labels(causal):
             if label != -100 and at >= causal
         ]
         assert found[example].tolist() == pytest.approx([sum(losses), len(losses)])
+
+
+def test_a_metric_is_added_by_one_class(audits, tmp_path, monkeypatch):
+    class Same(Metric):
+        """Whether the largest number of the output is where the original's is."""
+
+        unit = "points of sameness"
+        tasks: ClassVar = {"texts": "feature-extraction"}
+
+        def statistics(self, outputs, original, targets):
+            same = (outputs.argmax(-1) == original.argmax(-1)).double().numpy()
+            return np.column_stack([same, np.ones(len(same))])
+
+    monkeypatch.setitem(METRICS, "same", Same())
+    record = audits.measured("agreement", tmp_path / "audit", metric="same")
+    assert record["value"] == 100
+    assert record["curve"][-1]["value"] < 100
+    assert "points of sameness" in record["sentence"]
+    assert convert(tmp_path / "audit", tmp_path / "m", print, heads=1) == 1
 
 
 def test_a_large_vocabulary_has_smaller_batches(monkeypatch):

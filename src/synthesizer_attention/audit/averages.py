@@ -10,7 +10,7 @@ Letters: B batch, H heads, T queries, S keys, N longest sequence.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,20 +33,12 @@ class Average:
 
     layer: Layer
     max_len: int
-    offsets: Tensor = field(init=False)  # (H, 2N - 1)
-    offset_counts: Tensor = field(init=False)  # (2N - 1,)
-    sinks: Tensor = field(init=False)  # (H, 2)
-    sink_counts: Tensor = field(init=False)  # (2,)
-    positions: Tensor = field(init=False)  # (H, N, N)
-    position_counts: Tensor = field(init=False)  # (N, N)
 
     def __post_init__(self) -> None:
-        heads, reach = self.layer.num_heads, 2 * self.max_len - 1
-        zeros = torch.zeros
-        self.offsets, self.offset_counts = zeros(heads, reach), zeros(reach)
+        heads, size, zeros = self.layer.num_heads, self.max_len, torch.zeros
+        self.offsets, self.offset_counts = zeros(heads, 2 * size - 1), zeros(2 * size - 1)
         self.sinks, self.sink_counts = zeros(heads, 2), zeros(2)
-        self.positions = zeros(heads, self.max_len, self.max_len)
-        self.position_counts = zeros(self.max_len, self.max_len)
+        self.positions, self.position_counts = zeros(heads, size, size), zeros(size, size)
 
     def add(self, weights: Tensor, visible: Tensor) -> None:
         """Count one batch: weights (B, H, T, T), visible (B or 1, 1, T, T)."""
@@ -58,11 +50,12 @@ class Average:
         self.positions[:, :size, :size] += kept.sum(0)
         self.position_counts[:size, :size] += seen.sum(0)
         plain = real.clone()
-        for column, slot in enumerate(self._sinks(real)):
-            at = torch.arange(len(real)), slice(None), slice(None), slot
-            self.sinks[:, column] += kept[at].sum((0, 2))
-            self.sink_counts[column] += seen[torch.arange(len(real)), :, slot].sum()
-            plain[torch.arange(len(real)), slot] = False
+        number, texts = real.to(torch.uint8), torch.arange(len(real))
+        sinks = [number.argmax(-1), size - 1 - number.flip(-1).argmax(-1)]
+        for column, slot in enumerate(sinks[:1] if self.layer.causal else sinks):
+            self.sinks[:, column] += kept[texts, :, :, slot].sum((0, 2))
+            self.sink_counts[column] += seen[texts, :, slot].sum()
+            plain[texts, slot] = False
         slots = torch.arange(size)
         place = (slots - slots[:, None] + self.max_len - 1).flatten()
         apart = (kept * plain[:, None, None]).sum(0).flatten(1)
@@ -82,12 +75,6 @@ class Average:
             means = self.positions / self.position_counts.clamp(min=1)
             tables.table.copy_(means.clamp(min=TINY).log())
         return tables
-
-    def _sinks(self, real: Tensor) -> list[Tensor]:
-        """The slots of each text's first and, where attention is not causal, last token."""
-        number = real.to(torch.uint8)
-        first, last = number.argmax(-1), real.shape[1] - 1 - number.flip(-1).argmax(-1)
-        return [first] if self.layer.causal else [first, last]
 
 
 def measure_averages(hook: Hook, batches: Iterable[Batch], max_len: int) -> list[Average]:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from synthesizer_attention.audit import load
 from synthesizer_attention.audit.converted import Layer, build_converted
 from synthesizer_attention.audit.cost import most_heads, random_texts
 from synthesizer_attention.audit.examples import (
@@ -22,18 +23,6 @@ from synthesizer_attention.audit.examples import (
     tuning_rows,
 )
 from synthesizer_attention.audit.hook import cause, tables_before
-from synthesizer_attention.audit.load import (
-    IMAGES,
-    SOUNDS,
-    TEXTS,
-    Reader,
-    check_weights,
-    hash_readers,
-    load_model,
-    load_reader,
-    reads_targets,
-    run_of,
-)
 from synthesizer_attention.audit.media import media_of, read_media
 from synthesizer_attention.audit.record import (
     RECORD,
@@ -63,9 +52,9 @@ _AUTO = {  # by how the name of a class ends
     "ForAudioClassification": "AutoModelForAudioClassification",
 }
 _READERS = {
-    TEXTS: ("tokenizer", "AutoTokenizer"),
-    IMAGES: ("processor", "AutoImageProcessor"),
-    SOUNDS: ("processor", "AutoFeatureExtractor"),
+    load.TEXTS: ("tokenizer", "AutoTokenizer"),
+    load.IMAGES: ("processor", "AutoImageProcessor"),
+    load.SOUNDS: ("processor", "AutoFeatureExtractor"),
 }
 
 
@@ -88,22 +77,22 @@ def convert(
     record = read_audit(audit)
     _check_out(out, is_tuned=tuning is not None)
     count, name = _count(record, heads, keep), model_path(record)
-    model = load_model(name, record["metric"])
+    model = load.load_model(name, record["metric"])
     check_tables(audit, record)
     if record.get("weights"):
-        check_weights(name, record["weights"], audit)
+        load.check_weights(name, record["weights"], audit)
     else:
         say(f"{audit / RECORD} names no sha256 of the weights: they cannot be compared")
-    now = hash_readers(name)
+    now = load.hash_readers(name)
     for file, before in record.get("readers", {}).items():
         if now.get(file) != before:
             say(f"{file} of {name} was changed since the audit: the new model gets it as it is now")
-    reader = load_reader(name, model)
+    reader = load.load_reader(name, model)
     layers = [Layer(**layer) for layer in record["layers"]]
     chosen = read_tables(audit, record, record["order"][:count])
     try:
         converted = build_converted(model, layers, chosen)
-        if reader.kind == TEXTS:  # code that needs all heads fails before anything is written
+        if reader.kind == load.TEXTS:  # code that needs all heads fails before anything is written
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 converted(**{key: ids[:1] for key, ids in random_texts(converted, 2).items()})
     except UserError:
@@ -159,16 +148,16 @@ def _clear(out: Path) -> None:
 
 
 def _rows(
-    texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: Reader
+    texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: load.Reader
 ) -> TuningRows:
     """What to tune on: the user's texts or files or, where a run was audited, its train split."""
     if texts is None:
-        run = run_of(model_path(record))
+        run = load.run_of(model_path(record))
         if run is None:
             raise UserError(f"--tune needs {reader.kind} to tune on; name them with --texts")
         return token_rows(RunData(run, record["metric"]).rows(model), reader.tokenizer)
-    metric = "loss" if reads_targets(model) else "agreement"
-    if reader.kind == TEXTS:
+    metric = "loss" if load.reads_targets(model) else "agreement"
+    if reader.kind == load.TEXTS:
         examples = read_examples(texts, metric)
         rows = tuning_rows(examples, model, reader.tokenizer, record["max_len"])
         return token_rows(rows, reader.tokenizer)
@@ -235,7 +224,7 @@ def model_card(
     record: dict[str, Any], count: int, name: str, tuned: Tuned | None, command: str
 ) -> str:
     """The folder's README, with the front matter that the hub reads."""
-    base, metric, reads = model_name(record), record["metric"], record.get("reads", TEXTS)
+    base, metric, reads = model_name(record), record["metric"], record.get("reads", load.TEXTS)
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
     results = []
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
@@ -246,7 +235,7 @@ def model_card(
             "not measured since."
         )
     elif point is not None:
-        task = METRICS[metric].tasks.get(reads, METRICS[metric].tasks[TEXTS])
+        task = METRICS[metric].tasks.get(reads, METRICS[metric].tasks[load.TEXTS])
         data = record.get("run") or record["data"]
         value = round(point["value"], 4)
         results.append(EvalResult(task, data, record["data"], metric, value, verified=False))
@@ -263,9 +252,9 @@ def model_card(
     by = "distance" if record["table"] == "relative" else "position"
     architecture = str(record.get("architecture", ""))
     auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
-    if reads == SOUNDS and auto == "AutoModelForSeq2SeqLM":
+    if reads == load.SOUNDS and auto == "AutoModelForSeq2SeqLM":
         auto = "AutoModelForSpeechSeq2Seq"
-    variable, reader = _READERS.get(reads, _READERS[TEXTS])
+    variable, reader = _READERS.get(reads, _READERS[load.TEXTS])
     before = _tables_before(record)
     heads = f"{before + count} of {before + len(record['order'])}"
     return f"""---

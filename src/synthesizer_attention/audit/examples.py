@@ -25,18 +25,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from synthesizer_attention.audit import load
 from synthesizer_attention.audit.converted import is_own
-from synthesizer_attention.audit.load import (
-    CLASSIFIERS,
-    IMAGES,
-    LANGUAGE_MODELS,
-    SOUNDS,
-    TEXTS,
-    decoder_start,
-    is_causal,
-    reads_targets,
-    what_is_read,
-)
 from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.data.columns import NAMES, BadRow, check_utf8
 from synthesizer_attention.data.files import File, Row
@@ -116,11 +106,11 @@ class Loss(Metric):
 
     unit = "nats a token"
     tasks: Mapping[str, str] = {
-        TEXTS: "text-generation",
-        IMAGES: "image-to-text",
-        SOUNDS: "automatic-speech-recognition",
+        load.TEXTS: "text-generation",
+        load.IMAGES: "image-to-text",
+        load.SOUNDS: "automatic-speech-recognition",
     }
-    models, called, higher_is_better = LANGUAGE_MODELS, "a language model", False
+    models, called, higher_is_better = load.LANGUAGE_MODELS, "a language model", False
     has_tokens = True
 
     def outputs(self, output: Any, inputs: dict[str, Tensor], *, causal: bool) -> Tensor:  # noqa: ANN401
@@ -149,11 +139,11 @@ class Accuracy(Metric):
 
     unit = "points of accuracy"
     tasks: Mapping[str, str] = {
-        TEXTS: "text-classification",
-        IMAGES: "image-classification",
-        SOUNDS: "audio-classification",
+        load.TEXTS: "text-classification",
+        load.IMAGES: "image-classification",
+        load.SOUNDS: "audio-classification",
     }
-    models, called = CLASSIFIERS, "a classifier"
+    models, called = load.CLASSIFIERS, "a classifier"
     column, has_classes = NAMES["label"], True
 
     def target(self, given: Any, config: Any) -> int:  # noqa: ANN401
@@ -187,7 +177,7 @@ class Spearman(Metric):
     """Outputs: mean embeddings, two rows a pair."""
 
     unit = "points of Spearman's correlation"
-    tasks: Mapping[str, str] = {TEXTS: "sentence-similarity"}
+    tasks: Mapping[str, str] = {load.TEXTS: "sentence-similarity"}
     column, has_pairs = ("score", "similarity", "similarity_score", "label"), True
 
     def target(self, given: Any, config: Any) -> float:  # noqa: ANN401
@@ -214,7 +204,7 @@ class Agreement(Metric):
     """Outputs: mean states, or logits."""
 
     unit = "points of agreement with the original"
-    tasks: Mapping[str, str] = {TEXTS: "feature-extraction"}
+    tasks: Mapping[str, str] = {load.TEXTS: "feature-extraction"}
 
     def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
         cosines = torch.cosine_similarity(outputs, original).double().numpy()
@@ -235,10 +225,10 @@ def choose_metric(asked: str | None, model: PreTrainedModel) -> str:
     if asked is None:
         made = [key for key, m in METRICS.items() if m.called != Metric.called]
         return next((m for m in made if name.endswith(METRICS[m].models)), "agreement")
-    if METRICS[asked].has_pairs and what_is_read(model) != TEXTS:
+    if METRICS[asked].has_pairs and load.what_is_read(model) != load.TEXTS:
         raise UserError(
-            f"--metric {asked} compares pairs of texts, and a {name} reads {what_is_read(model)}; "
-            "choose --metric agreement"
+            f"--metric {asked} compares pairs of texts, and a {name} reads "
+            f"{load.what_is_read(model)}; choose --metric agreement"
         )
     if not name.endswith(METRICS[asked].models):
         raise UserError(
@@ -305,7 +295,7 @@ class Examples:
     @torch.no_grad()
     def run(self, model: PreTrainedModel) -> Tensor:
         """The outputs of every example, (rows, width)."""
-        metric, causal, parts = METRICS[self.metric], is_causal(model), dict[int, Tensor]()
+        metric, causal, parts = METRICS[self.metric], load.is_causal(model), dict[int, Tensor]()
         for chosen, inputs in self.batches:
             output = metric.outputs(model(**_readable(model, inputs)), inputs, causal=causal)
             parts.update(zip(chosen, output.float(), strict=True))
@@ -318,12 +308,12 @@ class Examples:
 
 def _readable(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs of a forward pass: an encoder-decoder needs tokens on both sides."""
-    if not reads_targets(model):
+    if not load.reads_targets(model):
         return {key: value for key, value in inputs.items() if key != "labels"}
     if "labels" in inputs:
         return inputs
     shape = len(inputs[model.main_input_name]), 1
-    return inputs | {"decoder_input_ids": torch.full(shape, decoder_start(model))}
+    return inputs | {"decoder_input_ids": torch.full(shape, load.decoder_start(model))}
 
 
 # a file's rows
@@ -413,7 +403,7 @@ def encode(
 ) -> Examples:
     """Tokens in batches of similar length; the first `limit` rows, or so many windows drawn."""
     how, drawn_from, num_cut = METRICS[metric], len(examples), 0
-    if how.has_tokens and is_causal(model):
+    if how.has_tokens and load.is_causal(model):
         windows = _windows(examples, model, tokenizer, max_len)
         drawn_from = len(windows)
         chosen_ids = [windows[place].tolist() for place in draw(drawn_from, limit, seed)]
@@ -473,7 +463,7 @@ def _rows(
     how, parts = METRICS[metric], [example.texts for example in examples]
     if how.has_pairs:
         parts = [(text,) for example in examples for text in example.texts]
-    elif reads_targets(model):
+    elif load.reads_targets(model):
         parts = [texts[:1] for texts in parts]
     if not parts:
         raise UserError("every row of the data is empty; give texts")
@@ -488,7 +478,7 @@ def _rows(
             )
         special = row.pop("special_tokens_mask")
         rows.append(dict(row))
-        if how.has_tokens and reads_targets(model):
+        if how.has_tokens and load.reads_targets(model):
             rows[-1]["labels"] = target_tokens(examples[place], tokenizer, max_len)
         elif how.has_tokens:
             rows[-1] |= _masked(rows[-1]["input_ids"], special, tokenizer, place)
@@ -566,11 +556,11 @@ def tuning_rows(
 
     An encoder-decoder's row is a text and, as its decoder reads it, the target.
     """
-    if reads_targets(model):
+    if load.reads_targets(model):
         pairs, _ = _rows(examples, "loss", model, tokenizer, max_len)
         return [decoder_row(row["input_ids"], row["labels"], model) for row in pairs]
     alone = [Example((text,)) for example in examples for text in example.texts]
-    if is_causal(model):
+    if load.is_causal(model):
         windows = _windows(alone, model, tokenizer, max_len).tolist()
         return [{"input_ids": window} for window in windows]
     return _rows(alone, "agreement", model, tokenizer, max_len)[0]
@@ -580,7 +570,7 @@ def decoder_row(
     source: list[int], target: list[int], model: PreTrainedModel
 ) -> dict[str, list[int]]:
     """What both sides of an encoder-decoder read: the target is shifted behind the start token."""
-    return {"input_ids": source, "decoder_input_ids": [decoder_start(model), *target[:-1]]}
+    return {"input_ids": source, "decoder_input_ids": [load.decoder_start(model), *target[:-1]]}
 
 
 class RunData:
@@ -613,7 +603,7 @@ class RunData:
             ids, mask = batch.inputs["input_ids"], batch.inputs.get("attention_mask")
             real = [len(row) for row in ids] if mask is None else mask.sum(1).tolist()
             sources = [row[:n].tolist() for row, n in zip(ids, real, strict=True)]
-            if not reads_targets(model):
+            if not load.reads_targets(model):
                 found += [{"input_ids": source} for source in sources]
                 continue
             targets = [row[row != IGNORED].tolist() for row in batch.inputs["labels"]]

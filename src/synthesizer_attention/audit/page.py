@@ -45,7 +45,7 @@ def audit_page(record: Record, tables: Path) -> str:
     """The whole page."""
     sections = [
         Section("How much the metric loses", [Figures([_curve(record)]), _curve_table(record)]),
-        Section("Which heads", [*_heads_words(record), Figures([_heat(record, "moved")])]),
+        Section("Which heads", [*_heads_words(record), Figures([_heat(record)])]),
     ]
     if record["table"] == "relative":
         check_regular_file(tables)
@@ -152,17 +152,11 @@ def _heads_words(record: Record) -> list[Block]:
     return [Text(words) for words in said]
 
 
-def _grid(record: Record, key: str) -> NDArray[np.float64]:
-    most = max(layer["num_heads"] for layer in record["layers"])
-    grid = np.full((len(record["layers"]), most), np.nan)
+def _heat(record: Record) -> Plot:
+    layers, heads = len(record["layers"]), max(layer["num_heads"] for layer in record["layers"])
+    grid = np.full((layers, heads), np.nan)
     for head in record["heads"]:
-        grid[head["layer"], head["head"]] = head[key]
-    return grid
-
-
-def _heat(record: Record, key: str) -> Plot:
-    grid = _grid(record, key)
-    layers, heads = grid.shape
+        grid[head["layer"], head["head"]] = head["moved"]
     top = max(float(np.nanmax(grid)), 1e-8)  # a loss may fall with every head
     floor = top / 1e4
     with drawing(0.8 + 0.3 * layers, max(4.8, 0.45 * heads + 1.6)) as (figure, axes):
@@ -171,7 +165,7 @@ def _heat(record: Record, key: str) -> Plot:
             np.clip(grid, floor, None), cmap="viridis", norm=LogNorm(floor, top), aspect="auto"
         )
         for head in record["heads"]:
-            bright = np.log(max(head[key], floor) / floor) > 0.6 * np.log(top / floor)
+            bright = np.log(max(head["moved"], floor) / floor) > 0.6 * np.log(top / floor)
             axes.text(
                 head["head"], head["layer"], head["kind"][0], ha="center", va="center",
                 fontsize=8, color="black" if bright else "white",
@@ -221,13 +215,8 @@ def _maps(record: Record, arrays: dict[str, NDArray[np.float32]]) -> list[Plot]:
             axes.set_yticks(range(len(image)), [str(head + 1) for head in range(len(image))])
             axes.tick_params(length=0, labelsize=7)
             svg = to_svg(figure, f"Average attention of {titles[place]} by distance and sink")
-        plots.append(
-            Plot(
-                svg,
-                "Heads downwards; average weight of a key by its distance.",
-                titles[place],
-            )
-        )
+        caption = "Heads downwards; average weight of a key by its distance."
+        plots.append(Plot(svg, caption, titles[place]))
     return plots
 
 
@@ -275,16 +264,13 @@ def _moved(record: Record) -> list[Block]:
     return [Figures(pictures), Table(head, rows, of_words=True)]
 
 
-def _drawn(record: Record, part: str) -> str:
-    """Of how many rows some were drawn; records of older versions took the first."""
-    count = record.get(f"num_{part}_rows", 0)
-    if count <= record[f"num_{part}"]:
-        return ""
-    return f", drawn at random from {count:,} (seed {record['seed']})"
-
-
 def _method(record: Record) -> list[Block]:
-    fit, judge = _drawn(record, "fit"), _drawn(record, "judge")
+    seed = record.get("seed", 0)
+    rows = {part: record.get(f"num_{part}_rows", 0) for part in ("fit", "judge")}
+    fit, judge = (  # records of older versions took the first
+        f", drawn at random from {n:,} (seed {seed})" if n > record[f"num_{part}"] else ""
+        for part, n in rows.items()
+    )
     how = (
         f"Attention was averaged over {record['num_fit']} examples ({record['fit']}{fit}); "
         f"heads were ranked on {record['num_rank']} of them by how far outputs move, measured "

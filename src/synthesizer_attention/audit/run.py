@@ -21,20 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import synthesizer_attention
+from synthesizer_attention.audit import cost, load
 from synthesizer_attention.audit.averages import explain, measure_averages
 from synthesizer_attention.audit.converted import build_converted, replaced_before
-from synthesizer_attention.audit.cost import (
-    LENGTHS,
-    Auditor,
-    checkpoints_of,
-    measure_speed,
-    most_heads,
-    num_timed,
-    random_texts,
-    sentence,
-    size_with,
-    why_ended,
-)
 from synthesizer_attention.audit.examples import (
     METRICS,
     Example,
@@ -45,19 +34,6 @@ from synthesizer_attention.audit.examples import (
     read_examples,
 )
 from synthesizer_attention.audit.hook import Hook, cause, other_layers, tables_before
-from synthesizer_attention.audit.load import (
-    IMAGES,
-    TEXTS,
-    Reader,
-    attend_fast,
-    hash_readers,
-    hash_weights,
-    is_causal,
-    load_model,
-    load_reader,
-    num_positions,
-    run_of,
-)
 from synthesizer_attention.audit.media import encode_media, media_of, read_media, thumbnail
 from synthesizer_attention.audit.page import audit_page
 from synthesizer_attention.audit.record import (
@@ -125,9 +101,9 @@ class Subject:
 
 def read_subject(asked: Asked) -> Subject:
     """Load the model, and encode the examples."""
-    model = load_model(asked.model, asked.metric)
-    weights = hash_weights(asked.model)
-    reader = load_reader(asked.model, model)
+    model = load.load_model(asked.model, asked.metric)
+    weights = load.hash_weights(asked.model)
+    reader = load.load_reader(asked.model, model)
     metric = choose_metric(asked.metric, model)
     kinds = {facts["kind"] for facts in replaced_before(model).values() if "kind" in facts}
     if kinds - {asked.table}:
@@ -136,12 +112,12 @@ def read_subject(asked: Asked) -> Subject:
             f"--table is {asked.table} and the tables of {asked.model} are {kind}; give --table "
             f"{kind}, or audit the model that it was made of"
         )
-    limit = num_positions(model)
+    limit = load.num_positions(model)
     for name, longest, more in (
         ("--max-len", asked.max_len or 0, ": longer texts are cut there, and counted"),
         ("--length", max(asked.lengths, default=0), ""),
     ):
-        if longest and reader.kind != TEXTS:
+        if longest and reader.kind != load.TEXTS:
             raise UserError(f"{name} is for texts, and the model reads {reader.kind}; leave it out")
         if limit is not None and longest > limit:
             raise UserError(
@@ -151,7 +127,7 @@ def read_subject(asked: Asked) -> Subject:
     max_len = asked.max_len or min(LONGEST, limit or LONGEST)
     files: list[Example] = []
     if asked.data is None:
-        run = run_of(asked.model)
+        run = load.run_of(asked.model)
         assert run is not None
         max_len, data = (
             max(model.config.max_len, model.config.decoder_max_len),
@@ -160,9 +136,9 @@ def read_subject(asked: Asked) -> Subject:
         fit, rank = data.fitting(asked.fit_examples), data.fitting(asked.rank_examples)
         judge = data.judging(asked.examples, asked.seed)
     else:
-        streams = METRICS[metric].has_tokens and is_causal(model)
+        streams = METRICS[metric].has_tokens and load.is_causal(model)
         fitting, judging = _split(asked, asked.data, metric, reader, streams=streams)
-        if reader.kind == TEXTS:
+        if reader.kind == load.TEXTS:
             making = partial(encode, metric=metric, model=model, tokenizer=reader.tokenizer)
             encoded = partial(making, max_len=max_len, seed=asked.seed)
         else:
@@ -170,24 +146,24 @@ def read_subject(asked: Asked) -> Subject:
             encoded, files = partial(encode_media, media=media, max_len=max_len), judging
         fit, rank = (encoded(fitting, limit=n) for n in (asked.fit_examples, asked.rank_examples))
         judge = encoded(judging, limit=asked.examples)
-    if reader.kind == TEXTS:
-        lengths = asked.lengths or [n for n in LENGTHS if n <= (limit or LONGEST)]
-        timed = {length: random_texts(model, length) for length in lengths}
+    if reader.kind == load.TEXTS:
+        lengths = asked.lengths or [n for n in cost.LENGTHS if n <= (limit or LONGEST)]
+        timed = {length: cost.random_texts(model, length) for length in lengths}
     else:
-        count, inputs = num_timed(model, max_len), judge.probe(model)
+        count, inputs = cost.num_timed(model, max_len), judge.probe(model)
         timed = {max_len: {name: value[:count] for name, value in inputs.items()}}
     parts = (fit, rank, judge)
     return Subject(model, reader.kind, metric, max_len, *parts, timed, files, weights)
 
 
 def _split(
-    asked: Asked, data: Path, metric: str, reader: Reader, *, streams: bool
+    asked: Asked, data: Path, metric: str, reader: load.Reader, *, streams: bool
 ) -> tuple[list[Example], list[Example]]:
     """The rows that fit and the rows that judge, drawn: a file may be in the order of its parts.
 
     Rows that make windows of one stream stay beside their neighbours.
     """
-    read = read_examples if reader.kind == TEXTS else partial(read_media, reader=reader)
+    read = read_examples if reader.kind == load.TEXTS else partial(read_media, reader=reader)
 
     def drawn(path: Path) -> list[Example]:
         rows = read(path, metric)
@@ -211,7 +187,7 @@ def check_asked(asked: Asked) -> None:
     if asked.table not in KINDS:
         raise UserError(f"--table is {asked.table!r}; choose from {', '.join(KINDS)}")
     if asked.data is None:
-        if run_of(asked.model) is None:
+        if load.run_of(asked.model) is None:
             raise UserError(
                 f"{asked.model} is not a run of synthesizer train, so there are no data to measure "
                 "on; give a file of texts, or a directory of images, behind it"
@@ -257,7 +233,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
             count = len(hook.layers)
             say(f"{count} layers of self-attention; averaging the attention of each head")
             averages = measure_averages(hook, subject.fit.inputs(subject.model), subject.max_len)
-            auditor = Auditor(hook, averages, asked.table)
+            auditor = cost.Auditor(hook, averages, asked.table)
             auditor.measured = Measured(asked.out, _facts(asked, subject, auditor))
             if auditor.measured.num_known:
                 say(f"going on behind {auditor.measured.num_known} measurements")
@@ -277,7 +253,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
     return record
 
 
-def _facts(asked: Asked, subject: Subject, auditor: Auditor) -> dict[str, str]:
+def _facts(asked: Asked, subject: Subject, auditor: cost.Auditor) -> dict[str, str]:
     """What must be the same for a stopped audit to go on.
 
     Averages tell one model's weights from others'. On another number of threads sums are rounded
@@ -295,11 +271,11 @@ def _facts(asked: Asked, subject: Subject, auditor: Auditor) -> dict[str, str]:
         "checksum of texts": str(fingerprint(tensors)),
         "checksum of averages": str(fingerprint(parameters)),
         "sha256 of weights": " ".join(subject.weights.values()),
-        "sha256 of config and tokenizer": " ".join(hash_readers(asked.model).values()),
+        "sha256 of config and tokenizer": " ".join(load.hash_readers(asked.model).values()),
     }
 
 
-def _measure(asked: Asked, subject: Subject, auditor: Auditor, say: Say) -> dict[str, Any]:
+def _measure(asked: Asked, subject: Subject, auditor: cost.Auditor, say: Say) -> dict[str, Any]:
     """Rank the heads, walk down the ranking, and answer."""
     rank, judge, layers = subject.rank, subject.judge, auditor.hook.layers
     before = tables_before(layers)
@@ -308,14 +284,14 @@ def _measure(asked: Asked, subject: Subject, auditor: Auditor, say: Say) -> dict
     say(f"replacing each of {len(auditor.heads)} heads alone")
     costs = auditor.costs(rank, say=say)
     order = auditor.walk(rank, costs, asked.rankings, say)
-    points = auditor.curve(judge, order, checkpoints_of(len(order), asked.steps), say)
+    points = auditor.curve(judge, order, cost.checkpoints_of(len(order), asked.steps), say)
     margin = (1 - asked.keep) * abs(points[0].value)
-    best = most_heads(points, margin)
+    best = cost.most_heads(points, margin)
     halves = sorted({len(order) // 2, best.replaced, 2 * len(order) // 3} - {0})
     random.Random(asked.seed).shuffle(shuffled := list(auditor.heads))
     control = auditor.curve(judge, shuffled, halves, say, "random")
     moved = auditor.most_moved(judge, order[: best.replaced], SHOWN) if best.replaced else []
-    for example in moved if subject.reads == IMAGES else ():
+    for example in moved if subject.reads == load.IMAGES else ():
         example["image"] = thumbnail(subject.files[example["place"]])
     d_model = subject.model.config.get_text_config().hidden_size
     counts = [order[: point.replaced] for point in points]
@@ -326,16 +302,16 @@ def _measure(asked: Asked, subject: Subject, auditor: Auditor, say: Say) -> dict
         "control": [asdict(point) for point in control],
         "order": order,
         "most_moved": moved,
-        "heads": [asdict(cost) for cost in costs],
+        "heads": [asdict(head) for head in costs],
         "answer": asdict(best),
-        "sentence": sentence(best, len(order), margin, subject.metric, before),
-        "ended": why_ended(points, best, margin, subject.metric),
-        "sizes": [size_with(layers, d_model, subject.max_len, heads) for heads in counts],
+        "sentence": cost.sentence(best, len(order), margin, subject.metric, before),
+        "ended": cost.why_ended(points, best, margin, subject.metric),
+        "sizes": [cost.size_with(layers, d_model, subject.max_len, heads) for heads in counts],
     }
 
 
 def _speeds(
-    record: dict[str, Any], auditor: Auditor, timed: dict[int, dict[str, Tensor]]
+    record: dict[str, Any], auditor: cost.Auditor, timed: dict[int, dict[str, Tensor]]
 ) -> tuple[list[Any], str]:
     """Time the original beside models along the curve: thirds of it, and the answer.
 
@@ -348,8 +324,8 @@ def _speeds(
         for count in sorted(counts if timed else ()):
             tables = auditor.tables(record["order"][:count])
             models[count] = build_converted(model, auditor.hook.layers, tables, share=True)
-        attend_fast(model)
-        return measure_speed(models, timed), ""
+        load.attend_fast(model)
+        return cost.measure_speed(models, timed), ""
     except Exception as error:  # of an architecture that can be audited and not converted
         name = type(model).__name__
         return [], f"{name} cannot be run with heads left out of it ({cause(error)})"
@@ -371,7 +347,7 @@ def _check_finite(outputs: Tensor, examples: Examples) -> None:
 def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
     """What is measured, on what, with what."""
     fit, rank, judge = subject.fit, subject.rank, subject.judge
-    config, run = hook.model.config, run_of(asked.model)
+    config, run = hook.model.config, load.run_of(asked.model)
     name = "" if run is None else run.recipe().name
     data, fitted = f"{name}, its test split", "its train split"
     if asked.data is not None:
@@ -380,7 +356,7 @@ def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
         "model": asked.model,
         "path": str(Path(asked.model).resolve()) if Path(asked.model).exists() else "",
         "weights": subject.weights,
-        "readers": hash_readers(asked.model),
+        "readers": load.hash_readers(asked.model),
         "run": name,
         "architecture": type(hook.model).__name__,
         "model_type": config.model_type,
@@ -417,7 +393,7 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _write(out: Path, record: dict[str, Any], auditor: Auditor) -> None:
+def _write(out: Path, record: dict[str, Any], auditor: cost.Auditor) -> None:
     tensors = {
         f"{place}.{name}": parameter.detach().contiguous()
         for place, tables in enumerate(auditor.whole)

@@ -8,8 +8,9 @@ checkpoint and ends with the same weights. Some texts are held out, to say how n
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,16 @@ def tune(
     before = _held_out_distance(original, converted, rows, held_out)
     facts = {**asdict(tuning), "rows": len(kept), "before": before}
     losses = _resume(folder, converted, optimizer, facts, say)
-    batches = _Batches([lengths[row] for row in kept], tuning)
-    for step in range(len(losses) + 1, tuning.steps + 1):
+    batches = lru_cache(1)(partial(_batches, [lengths[row] for row in kept], tuning))
+    steps = tuning.steps
+    rising = max(1, round(WARMUP * steps))
+    for step in range(len(losses) + 1, steps + 1):
+        share = step / rising if step < rising else (steps - step + 1) / (steps - rising + 1)
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * _share(step, tuning.steps)
-        inputs = rows.batch([kept[place] for place in batches[step - 1]])
-        loss = _distance(original, converted, inputs, by_layer=step <= tuning.steps // 3)
+            group["lr"] = group["peak"] * share
+        epoch, at = divmod(step - 1, -(-len(kept) // tuning.batch))
+        inputs = rows.batch([kept[place] for place in batches(epoch)[at]])
+        loss = _distance(original, converted, inputs, by_layer=step <= steps // 3)
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss of tuning step {step} is {loss.item()}; give a lower --tune-rate than "
@@ -89,20 +94,14 @@ def tune(
         torch.nn.utils.clip_grad_norm_(converted.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-        if step % SAID_EVERY == 0 or step == tuning.steps:
-            say(f"tuning step {step} of {tuning.steps}: loss {losses[-1]:.4f}")
-        if folder is not None and step % SAVED_EVERY == 0 and step < tuning.steps:
+        if step % SAID_EVERY == 0 or step == steps:
+            say(f"tuning step {step} of {steps}: loss {losses[-1]:.4f}")
+        if folder is not None and step % SAVED_EVERY == 0 and step < steps:
             _save(folder, converted, optimizer, {**facts, "losses": losses})
     after = _held_out_distance(original, converted, rows, held_out)
     if held_out:
         say(f"distance from the original on {count} held-out examples: {before:.4f} to {after:.4f}")
     return Tuned(losses, before, after)
-
-
-def _share(step: int, steps: int) -> float:
-    """Of the peak rate."""
-    rising = max(1, round(WARMUP * steps))
-    return step / rising if step < rising else (steps - step + 1) / (steps - rising + 1)
 
 
 def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
@@ -119,29 +118,16 @@ def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, weight_decay=0.0)
 
 
-class _Batches:
-    """The rows of every step: all once, in random order, then again; similar lengths together."""
-
-    def __init__(self, lengths: Sequence[int], tuning: Tuning) -> None:
-        self.lengths, self.size, self.seed = lengths, tuning.batch, tuning.seed
-        self.per_epoch = -(-len(lengths) // tuning.batch)
-        self.epoch, self.batches = -1, list[list[int]]()
-
-    def __getitem__(self, step: int) -> list[int]:
-        epoch, place = divmod(step, self.per_epoch)
-        if epoch != self.epoch:
-            self.epoch, self.batches = epoch, list(self._ordered(epoch))
-        return self.batches[place]
-
-    def _ordered(self, epoch: int) -> Iterator[list[int]]:
-        generator = random.Random(f"{self.seed} {epoch}")
-        order = generator.sample(range(len(self.lengths)), len(self.lengths))
-        batches = []
-        for start in range(0, len(order), POOL * self.size):
-            pool = sorted(order[start : start + POOL * self.size], key=self.lengths.__getitem__)
-            batches += [pool[at : at + self.size] for at in range(0, len(pool), self.size)]
-        generator.shuffle(batches)
-        return iter(batches)
+def _batches(lengths: Sequence[int], tuning: Tuning, epoch: int) -> list[list[int]]:
+    """The rows of every step of an epoch, all once, in random order; similar lengths together."""
+    generator = random.Random(f"{tuning.seed} {epoch}")
+    order = generator.sample(range(len(lengths)), len(lengths))
+    batches, size = [], tuning.batch
+    for start in range(0, len(order), POOL * size):
+        pool = sorted(order[start : start + POOL * size], key=lengths.__getitem__)
+        batches += [pool[at : at + size] for at in range(0, len(pool), size)]
+    generator.shuffle(batches)
+    return batches
 
 
 def _save(
