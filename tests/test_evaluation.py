@@ -1,4 +1,4 @@
-import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +14,26 @@ from synthesizer_attention.models.cost import (
     sketch,
 )
 from synthesizer_attention.models.heads import (
+    MODELS,
     SynthesizerForCausalLM,
     SynthesizerForConditionalGeneration,
     SynthesizerForSequenceClassification,
 )
 from synthesizer_attention.run.recipe_keys import Evaluate
-from synthesizer_attention.training.build import initialize_by_name
-from synthesizer_attention.training.evaluate import beam_search, evaluate, source_gap, until_end
+from synthesizer_attention.run.run import Run
+from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training.build import build_model, initialize_by_name
+from synthesizer_attention.training.evaluate import (
+    NEW_TOKENS,
+    PROMPTS,
+    beam_search,
+    continuations,
+    decode,
+    evaluate,
+    source_gap,
+    until_end,
+)
+from synthesizer_attention.training.loop import fit
 from synthesizer_attention.training.maps import (
     alphas_of,
     histogram,
@@ -235,6 +248,7 @@ def test_sharpness_is_zero_where_all_are_seen_alike_and_one_where_one_is_seen():
     single = torch.full((3, 3), 1e-12) + torch.diag(torch.ones(3))
     assert sharpness(even[None, None], mask)[0] == pytest.approx(0.0, abs=1e-6)
     assert sharpness(single[None, None], mask)[0] == pytest.approx(1.0, abs=1e-6)
+    assert np.isfinite(sharpness(torch.ones(1, 1, 1, 1), mask[:, :1])[0])  # one visible key
 
 
 def test_a_histogram_counts_each_visible_weight_of_real_tokens():
@@ -263,35 +277,23 @@ def test_inspection_keeps_maps_alphas_and_both_ends_of_training():
     assert np.isnan(alphas[1]).all()
 
 
-def test_maps_are_cropped_to_their_budget():
-    model = tiny_model(SynthesizerForCausalLM, "random", max_len=300)
-    ids = torch.full((1, 300), 4)
-    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
-    assert arrays["decoder.map"].nbytes <= 48_000
+def inspected(synthesis, ids, **settings):
+    model = tiny_model(SynthesizerForCausalLM, synthesis, **settings)
+    return inspect(model, model, {"input_ids": ids, "labels": ids})
 
 
-def test_a_universal_model_is_inspected_step_by_step():
-    model = tiny_model(SynthesizerForCausalLM, "random+dot", universal=True, num_layers=3)
+def test_maps_are_cropped_universal_models_told_by_step_and_other_mixers_left_out():
     ids = torch.tensor([[2, 3, 4]])
-    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
-    assert arrays["decoder.layers"].tolist() == [0, 1, 2]
-    assert len(arrays["decoder.sharpness"]) == len(arrays["decoder.alphas"]) == 3
-
-
-def test_a_model_without_attention_can_be_inspected():
-    model = tiny_model(SynthesizerForCausalLM, "none")
-    ids = torch.tensor([[2, 3]])
-    assert look_at(model, {"input_ids": ids, "labels": ids}) == {"decoder": []}
-    assert set(inspect(model, model, {"input_ids": ids, "labels": ids})) == {"edges"}
-    assert alphas_of(model, "decoder") is None
-
-
-def test_other_token_mixers_have_no_weights_to_keep_and_their_neighbours_have():
-    model = tiny_model(SynthesizerForCausalLM, "lightconv,random")
-    ids = torch.tensor([[2, 3, 4]])
-    arrays = inspect(model, model, {"input_ids": ids, "labels": ids})
-    assert arrays["decoder.layers"].tolist() == [1]
-    assert arrays["decoder.map"].shape == (1, 3, 3, 3)
+    long = inspected("random", torch.full((1, 300), 4), max_len=300)
+    assert long["decoder.map"].nbytes <= 48_000
+    universal = inspected("random+dot", ids, universal=True, num_layers=3)
+    assert universal["decoder.layers"].tolist() == [0, 1, 2]
+    assert len(universal["decoder.sharpness"]) == len(universal["decoder.alphas"]) == 3
+    mixed = inspected("lightconv,random", ids)
+    assert mixed["decoder.layers"].tolist() == [1]
+    assert mixed["decoder.map"].shape == (1, 3, 3, 3)
+    assert set(inspected("none", ids)) == {"edges"}
+    assert alphas_of(tiny_model(SynthesizerForCausalLM, "none"), "decoder") is None
 
 
 def test_the_weights_seen_are_those_that_hugging_face_shows():
@@ -331,6 +333,58 @@ def test_parts_sum_to_all_parameters_and_tied_ones_count_once():
     assert counts == count_parameters(sketch(model.config))
 
 
-def test_entropy_of_uniform_attention_needs_no_special_case_for_one_visible_key():
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    assert math.isfinite(sharpness(torch.ones(1, 1, 1, 1), mask)[0])
+def batch_of(rows, length):
+    ids = torch.randint(2, 11, (rows, length), generator=torch.Generator().manual_seed(5))
+    return Batch({"input_ids": ids, "labels": ids}, 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_len", "prompt", "new"),
+    [
+        ("decoder", 80, NEW_TOKENS, NEW_TOKENS),
+        ("decoder", 7, 4, 3),
+        ("encoder_decoder", 80, 80, NEW_TOKENS),
+        ("encoder_decoder", 7, 7, 7),
+    ],
+)
+def test_every_model_writes_as_many_tokens_after_as_long_a_prompt(kind, max_len, prompt, new):
+    """One that would end at once writes on: else a worse model would look faster."""
+    model = tiny_model(MODELS[kind], kind=kind, max_len=max_len)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[1] = 1e3 * model.get_output_embeddings().weight[2]
+    decoded = decode(model, batch_of(PROMPTS + 3, max_len))
+    assert decoded.prompts.shape == (PROMPTS, prompt)
+    assert decoded.written.shape == (PROMPTS, new)
+    assert 1 not in decoded.written
+    assert decoded.tokens_per_second > 0
+
+
+def test_short_texts_are_no_prompts_where_longer_ones_are_there():
+    """They ended the training in an error: a prompt ends in padding."""
+    model, batch = tiny_model(SynthesizerForCausalLM, max_len=80), batch_of(5, 40)
+    real = torch.ones(5, 40, dtype=torch.bool)
+    real[1, 10:] = real[3, 33:] = False
+    decoded = decode(model, replace(batch, inputs=batch.inputs | {"attention_mask": real}))
+    assert decoded.rows.tolist() == [0, 2, 3, 4]
+    real[:, 10:] = False
+    decoded = decode(model, replace(batch, inputs=batch.inputs | {"attention_mask": real}))
+    assert decoded.prompts.tolist() == batch.inputs["input_ids"][:, :10].tolist()
+
+
+def test_what_a_decoder_writes_stands_beside_how_the_text_goes_on(tiny_run):
+    recipe, run, _ = tiny_run
+    task = build_task(recipe)
+    batch = next(iter(task.batches("test")))
+    model = build_model(recipe, task.tokenizer, task.labels)
+    first, *_ = continuations(task, batch, decode(model, batch))
+    assert first["source"] + first["reference"] in (run.path.parent / "text.txt").read_text()
+    samples = (run.path / "samples.txt").read_text()
+    assert samples.startswith(f"source: {first['source']}\nreference: {first['reference']}\noutput")
+
+
+def test_a_run_says_what_its_training_needed_whatever_its_process_did_before(tiny_run, tmp_path):
+    recipe, _, result = tiny_run
+    least = 16 * result["parameters"]["total"]  # weights, gradients, two moments
+    again = fit(recipe, Run(tmp_path / "run"))
+    assert least < result["training_memory_bytes"] < 20 * least
+    assert again["training_memory_bytes"] == result["training_memory_bytes"]
