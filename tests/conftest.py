@@ -85,7 +85,7 @@ def audits(tmp_path_factory):
 def asked(tmp_path):
     """A comparison of one seed on a tiny language model."""
     from synthesizer_attention.run.recipe import dump
-    from synthesizer_attention.study.asked import Asked
+    from synthesizer_attention.study.rows import Asked
     from tiny import language_model
 
     path = tmp_path / "tiny.toml"

@@ -13,8 +13,8 @@ from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import dump, load_recipe, parse_recipe
 from synthesizer_attention.spec import expand_layers, modules_of, normalize_spec, parse_positions
-from synthesizer_attention.study.asked import parse_jobs
 from synthesizer_attention.study.rows import parse_row, parse_vary
+from synthesizer_attention.study.workers import parse_jobs
 from tiny import language_model
 
 DIGITS = "9" * 4301  # more than Python's int() reads

@@ -18,9 +18,9 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.run import Run, remove_leftovers, write_text
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up
-from synthesizer_attention.study.workers import open_pool
+from synthesizer_attention.study.rows import Asked
+from synthesizer_attention.study.workers import Jobs, open_pool
 from synthesizer_attention.training.finish import load_model, measure
 from synthesizer_attention.training.loop import fit
 from tiny import language_model
@@ -217,7 +217,7 @@ def test_a_comparison_killed_before_its_first_record_goes_on(tmp_path):
     (out / "worker1.log").write_text("")
     (out / f".study.json.{2**22 + 1}.partial").write_text("{")
     assert draw_up(Asked(recipe="shift", out=out)).out == out
-    with open_pool(out):
+    with open_pool(out, Jobs(), print):
         assert not list(out.glob("*.partial"))
     (out / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="exists and is not a comparison; choose another --out"):

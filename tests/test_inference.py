@@ -11,9 +11,9 @@ import pytest
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import list_settings, load_recipe
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.guess import infer_recipe, is_data
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.tasks import build_task
 from tiny import WORDS, environment
 
@@ -297,7 +297,7 @@ sys.addaudithook(
 )
 from pathlib import Path
 from synthesizer_attention.study import compare
-from synthesizer_attention.study.asked import Asked
+from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.study.plan import draw_up
 plan = draw_up(Asked({str(path)!r}, out=Path({str(tmp_path / "out")!r})))
 assert len(opened) == 1, opened

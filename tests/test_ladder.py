@@ -19,7 +19,6 @@ from synthesizer_attention.report.page import page as page_of
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.compare import conduct, list_commands
 from synthesizer_attention.study.ladder import (
     GROWS,
@@ -32,7 +31,7 @@ from synthesizer_attention.study.ladder import (
     fit_ladder,
 )
 from synthesizer_attention.study.plan import draw_up
-from synthesizer_attention.study.rows import make_rungs
+from synthesizer_attention.study.rows import Asked, make_rungs
 from synthesizer_attention.tasks import build_task
 from test_study import Here
 from tiny import language_model
@@ -182,13 +181,13 @@ def test_sentences_name_the_leader_the_trend_and_the_crossing():
 def test_rungs_halve_data_steps_and_parameters():
     recipe = load_recipe("python-docs", overrides=["model.d_model=128", "model.num_heads=8"])
     rungs = make_rungs(recipe, 4, 3)
-    values = [rung.settings for rung in rungs]
+    values = [settings for settings, _ in rungs]
     assert [v["model.d_model"] for v in values] == ["128", "96", "64", "48"]
     assert [v["model.num_heads"] for v in values] == ["8", "6", "4", "3"]
     steps = recipe.train.steps
     assert [int(v["train.steps"]) for v in values] == [steps, steps // 2, steps // 4, steps // 8]
     assert [float(v["train.data_share"]) for v in values] == [1, 0.5, 0.25, 0.125]
-    assert [rung.num_seeds for rung in rungs] == [3, 6, 8, 8]
+    assert [seeds for _, seeds in rungs] == [3, 6, 8, 8]
     with pytest.raises(UserError, match="gives two rungs the same width; ask for fewer"):
         make_rungs(recipe.model_copy(update={"model": recipe.model.model_copy(
             update={"num_heads": 2})}), 4, 3)  # fmt: skip

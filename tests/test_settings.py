@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from synthesizer_attention.study import compare
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.compare import conduct
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.study.search import fit_to_data
 from synthesizer_attention.tasks import build_task
 from test_study import Here
@@ -120,13 +120,14 @@ def test_no_more_than_one_pair_in_a_hundred_is_cut(asked, tmp_path):
     counts = build_task(plan.shared).report
     assert counts["overlong"]["train"]["truncated"] > 0.01 * counts["examples"]["train"]
     said = []
-    fitted = fit_to_data(plan, Here(), said.append, plain=True)
-    counts = build_task(fitted.shared).report
+    fit_to_data(plan, Here(), said.append, plain=True)
+    counts = build_task(plan.shared).report
     cut = counts["overlong"].get("train", {"truncated": 0})["truncated"]
     assert cut <= 0.01 * counts["examples"]["train"]
-    assert said[0].startswith(f"max_len: {fitted.shared.model.max_len} in place of")
+    assert said[0].startswith(f"max_len: {plan.shared.model.max_len} in place of")
     own = draw_up(replace(asked, recipe=path, overrides=(*sets, "model.max_len=32")))
-    assert fit_to_data(own, Here(), said.append, plain=True).shared.model.max_len == 32
+    fit_to_data(own, Here(), said.append, plain=True)
+    assert own.shared.model.max_len == 32
 
 
 def test_a_run_on_a_users_file_stops_at_its_best_validation(asked):

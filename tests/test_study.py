@@ -20,12 +20,10 @@ import synthesizer_attention
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.asked import Jobs, parse_jobs
-from synthesizer_attention.study.budget import at_width, count, match_width
 from synthesizer_attention.study.compare import conduct, fit_widths, list_commands, settle
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.tune import TRIAL_SEEDS, settings_of
-from synthesizer_attention.study.worker import perform
+from synthesizer_attention.study.worker import at_width, count, match_width, perform
 from synthesizer_attention.study.workers import Task
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.build import build_model
@@ -58,15 +56,17 @@ class Here:
 
 
 @contextmanager
-def here(folder, say=print):
+def here(folder, jobs, say=print):
     """A pool that starts no process, in the place of `open_pool`."""
     folder.mkdir(parents=True, exist_ok=True)
     yield Here()
 
 
 def planned(asked):
-    plan = settle(draw_up(asked), lambda line: None)
-    return fit_widths(plan, Here(), lambda line: None)
+    plan = draw_up(asked)
+    settle(plan, lambda line: None)
+    fit_widths(plan, Here(), lambda line: None)
+    return plan
 
 
 def conducted(asked):
@@ -227,18 +227,6 @@ def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):
 def test_a_plan_for_a_cluster_is_refused(asked):
     with pytest.raises(UserError, match="--plan runs nothing on a cluster"):
         list_commands(replace(asked, jobs="ray:auto"), print)
-
-
-@pytest.mark.parametrize("jobs", ["0", "-1", "two", "ray:", "ray:auto,gpus=1.5", "99999", "²"])
-def test_what_cannot_train_is_refused(asked, jobs):
-    with pytest.raises(UserError, match=r"--jobs is .*; expected a number of workers such as 2"):
-        draw_up(replace(asked, jobs=jobs))
-
-
-def test_jobs_name_workers_here_or_a_cluster():
-    assert parse_jobs("4") == Jobs(workers=4)
-    assert parse_jobs("ray:head:6379") == Jobs(ray="head:6379")
-    assert parse_jobs("ray:auto,gpus=0.5") == Jobs(ray="auto", gpus=0.5)
 
 
 def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_one_stays(asked):

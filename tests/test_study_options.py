@@ -15,9 +15,9 @@ from synthesizer_attention.report.summary import summarize
 from synthesizer_attention.report.write import text_of, write_report
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.compare import list_commands
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from test_study import conducted, here, planned
 
 SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")

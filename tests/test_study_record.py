@@ -10,8 +10,8 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run, read_studies
 from synthesizer_attention.report.write import summarize_all, text_of
 from synthesizer_attention.run.records import Study
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from test_report import make_run
 
 ODD = (None, [], {}, "x", 1, -1, float("inf"), True, "left out")
@@ -35,6 +35,7 @@ def make_whole_study(home):
         "recipe": "shift",
         "chosen_for": "dot",
         "rows": rows,
+        "rule": "holm",
         "margin": 2.0,
         "match": "none",
         "tune": 2,
@@ -148,6 +149,7 @@ CONTRADICTIONS = {
     "a run in two rows": (lambda s: s["rows"][1]["runs"].append("dot/seed1"),
                           "rows: two have the run 'dot/seed1'"),
     "looks in no order": (lambda s: s["looks"].update(taken=[5]), r"looks were taken at \[5\]"),
+    "a rule of tomorrow": (lambda s: s.update(rule="cusum"), "rule is 'cusum', by which this"),
     "no look": (lambda s: s["looks"].update(taken=[]), r"looks were taken at \[\]"),
     "a margin beyond the scale": (lambda s: s.update(margin=1000), "margin is 1000 points of "
                                   "token_accuracy; expected more than 0 and less than 100"),

@@ -29,8 +29,8 @@ from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.recipe import load_recipe, parse_recipe
 from synthesizer_attention.run.recipe_keys import Data
 from synthesizer_attention.run.run import Run, default_path, read_arrays, write_atomically
-from synthesizer_attention.study.asked import Asked
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.training.build import load_pretrained
 from synthesizer_attention.untrusted import check_folder_name
 from test_report import make_study

@@ -361,7 +361,7 @@ def compare(
     """
     options = _record(locals(), "plan", "plain")
     from synthesizer_attention.study import compare as study
-    from synthesizer_attention.study.asked import Asked
+    from synthesizer_attention.study.rows import Asked
 
     asked = Asked(**options)
     if plan:

@@ -29,7 +29,7 @@ from synthesizer_attention.run.records import read_study
 from synthesizer_attention.run.run import STUDY, Run, parse_result, read_arrays
 from synthesizer_attention.spec import TABLE_2, normalize_spec
 from synthesizer_attention.study.rows import DOT
-from synthesizer_attention.study.stats import Looks, Measured
+from synthesizer_attention.study.stats import Looks, Measured, rule_of
 from synthesizer_attention.untrusted import read_regular
 
 RECIPE, RESULT = "recipe.toml", "result.json"
@@ -408,6 +408,7 @@ def _read_study(file: Path, verify: bool) -> Study:
                     f"has {wrong}; restore the file that was changed"
                 )
     with blaming(file):
+        rule_of(stored)
         looks = Looks.read(stored["looks"]) if stored.get("looks") else None
     known = {"command", "margin", "rows", "recipe", "looks"}
     facts = {key: value for key, value in stored.items() if key not in known}

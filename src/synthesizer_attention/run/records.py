@@ -174,6 +174,7 @@ class Study(_Record):
     rows: list[StudyRow]
     command: str | None = None
     recipe: str | None = None
+    rule: str | None = None  # that its verdicts follow; older studies have none
     margin: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     match: Match | None = None
     tune: Count | None = None

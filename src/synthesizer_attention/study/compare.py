@@ -5,19 +5,15 @@ their recipes is the synthesis (and the width or learning rates that --match and
 the initial value of a parameter is drawn from the seed and its role.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.interruption import Interrupted
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.run import Run, read_arrays
-from synthesizer_attention.study.asked import Asked, parse_jobs
-from synthesizer_attention.study.cluster import open_cluster
-from synthesizer_attention.study.perform import Job, Say, jobs_of, perform
+from synthesizer_attention.study.live import Job, jobs_of, perform
 from synthesizer_attention.study.plan import Plan, draw_up
-from synthesizer_attention.study.rows import AGAIN, Row
+from synthesizer_attention.study.rows import AGAIN, Asked, Row
 from synthesizer_attention.study.search import fit_to_data, search, settle
 from synthesizer_attention.study.stats import (
     FEWEST_SEEDS,
@@ -26,7 +22,7 @@ from synthesizer_attention.study.stats import (
     judge,
     power_sentence,
 )
-from synthesizer_attention.study.workers import WorkerPool, ask, open_pool
+from synthesizer_attention.study.workers import Say, WorkerPool, ask, open_pool, parse_jobs
 
 
 def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
@@ -34,43 +30,38 @@ def compare(asked: Asked, say: Say, *, plain: bool) -> Plan:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with open_workers(plan, say) as pool:
+    with open_pool(plan.out, parse_jobs(asked.jobs), say) as pool:
         return conduct(plan, pool, say, plain=plain)
-
-
-def open_workers(plan: Plan, say: Say) -> AbstractContextManager[WorkerPool]:
-    """Workers on this machine, or on a cluster where one was asked for."""
-    jobs = parse_jobs(plan.asked.jobs)
-    if jobs.ray is None:
-        return open_pool(plan.out, say)
-    return open_cluster(plan.out, jobs.ray, jobs.gpus, say)
 
 
 def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
         say("starting workers, reading the data and timing a step ...")
-        plan = fit_to_data(plan, pool, say, plain)
-        plan = search(fit_widths(plan, pool, say), pool, say, plain)
-        plan = fit_widths(settle(plan, say), pool, say)
+        fit_to_data(plan, pool, say, plain)
+        fit_widths(plan, pool, say)
+        search(plan, pool, say, plain)
+        settle(plan, say)
+        fit_widths(plan, pool, say)
         _say_power(plan, say)
         while True:
             if plan.asked.pretrain:
                 say(f"pretraining every variant by {plan.asked.pretrain}")
                 perform(plan, jobs_of(plan, pretraining=True), pool, say, plain)
-            for jobs in _stages(plan):
+            stages: dict[str | None, list[Job]] = {}  # a ladder's rungs, the smallest first
+            for job in jobs_of(plan):
+                rung = plan.rows[job.row].rung.get("train.data_share")
+                stages.setdefault(rung, []).append(job)
+            for jobs in list(stages.values())[::-1] or [[]]:
                 perform(plan, jobs, pool, say, plain)
-            longer = next_plan(plan, say)
-            if longer is None:
-                break
-            plan = longer
+            if not look_further(plan, say):
+                return plan
     except Interrupted:
         runs = [Run(job.path) for job in jobs_of(plan)]
         raise Interrupted(
             f"interrupted with {sum(run.is_finished for run in runs)} of {len(runs)} runs "
             f"finished; run the same command to continue ({plan.out})"
         ) from None
-    return plan
 
 
 def _say_power(plan: Plan, say: Say) -> None:
@@ -86,7 +77,8 @@ def _say_power(plan: Plan, say: Say) -> None:
 def list_commands(asked: Asked, say: Say) -> list[str]:
     """The single runs of a comparison as commands; study.json is written for their report."""
     asked = replace(asked, lists_commands=True)
-    if parse_jobs(asked.jobs).ray:
+    jobs = parse_jobs(asked.jobs)
+    if jobs.ray:
         raise UserError("--plan runs nothing on a cluster; leave --plan or --jobs out")
     if asked.trials:
         raise UserError(
@@ -96,9 +88,10 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     plan = draw_up(asked)
     for line in plan.words:
         say(line)
-    with open_pool(plan.out, say) as pool:
-        plan = fit_to_data(plan, pool, say, plain=True)
-        plan = fit_widths(settle(plan, say), pool, say)
+    with open_pool(plan.out, jobs, say) as pool:
+        fit_to_data(plan, pool, say, plain=True)
+        settle(plan, say)
+        fit_widths(plan, pool, say)
     plan.write()
     return [
         plan.command(row, seed, pretraining=stage)
@@ -109,9 +102,9 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     ]
 
 
-def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
+def fit_widths(plan: Plan, pool: WorkerPool, say: Say) -> None:
     """Give each row the feed-forward width that meets its budget; refuse what cannot be built."""
-    return plan.with_rows([_fit_width(plan, row, pool, say) for row in plan.rows])
+    plan.rows = tuple(_fit_width(plan, row, pool, say) for row in plan.rows)
 
 
 def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
@@ -137,57 +130,45 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     return row.with_settings({"model.d_ff": str(found["d_ff"])}, note=note)
 
 
-def _stages(plan: Plan) -> list[list[Job]]:
-    """All runs at once, or a ladder's rung by rung from the smallest, each with its own time."""
-    rungs: dict[str | None, list[Job]] = {}
-    for job in jobs_of(plan):
-        rungs.setdefault(plan.rows[job.row].rung.get("train.data_share"), []).append(job)
-    return list(rungs.values())[::-1] or [[]]
-
-
-def next_plan(plan: Plan, say: Say) -> Plan | None:
-    """The plan with the seeds of the next planned look; None where every row is decided.
+def look_further(plan: Plan, say: Say) -> bool:
+    """Take the next planned look where a row is undecided; return whether seeds were added.
 
     A row that is decided keeps its word and is trained no further.
     """
     label = (plan.opponent or {}).get("label")
-    rows = {row.label: _measured(plan, row) for row in plan.rows if row.left_out is None}
-    dot = rows.pop(label, None) if label else None
-    if plan.looks is None or dot is None or not dot[0].scores:
-        return None
-    others = [one for name, (one, _) in rows.items() if one.scores and name != AGAIN]
-    result = dot[1]
+    if plan.looks is None or label is None:
+        return False
+    rows, result = {}, {}
+    for row in plan.rows:
+        runs = [(seed, Run(plan.path(row, seed))) for seed in plan.seeds_of(row)]
+        done = {seed: (run.result(), run) for seed, run in runs if run.is_finished}
+        if row.left_out is None and done:
+            result = next(iter(done.values()))[0]
+            read = {
+                s: (r, read_arrays(run.path / "statistics.npz")) for s, (r, run) in done.items()
+            }
+            rows[row.label] = Measured.read(row.label, read, result["main_metric"])
+    if label not in rows:
+        return False
     found = judge(
-        dot[0],
-        others,
+        rows[label],
+        [row for name, row in rows.items() if row.scores and name not in (label, AGAIN)],
         metric=result["main_metric"],
         higher_is_better=result["higher_is_better"],
         margin=plan.asked.margin,
         looks=plan.looks,
+        rule=plan.rule,
     )
-    words = {one.label: one.word for one in found}
-    looks = plan.looks.after(words.values())
-    undecided = [name for name, word in words.items() if is_open(word)]
-    say(f"{len(plan.seeds)} seeds: {len(words) - len(undecided)} of {len(words)} rows are decided")
+    undecided = [one.label for one in found if is_open(one.word)]
+    say(f"{len(plan.seeds)} seeds: {len(found) - len(undecided)} of {len(found)} rows are decided")
+    looks = plan.looks.after(one.word for one in found)
     if looks is None:
-        return None
-    first, count = plan.seeds[0], looks.taken[-1]
-    kept = [
-        row
-        if row.label in (label, AGAIN, *undecided)
-        else replace(row, num_seeds=row.num_seeds or len(plan.seeds))
+        return False
+    going_on = (label, AGAIN, *undecided)
+    plan.rows = tuple(
+        row if row.label in going_on else replace(row, num_seeds=row.num_seeds or len(plan.seeds))
         for row in plan.rows
-    ]
-    return replace(plan, looks=looks, seeds=tuple(range(first, first + count)), rows=tuple(kept))
-
-
-def _measured(plan: Plan, row: Row) -> tuple[Measured, dict[str, Any]]:
-    """A row's finished runs as the verdict reads them, and the result of one of them."""
-    runs = [(seed, Run(plan.path(row, seed))) for seed in plan.seeds_of(row)]
-    done = {
-        seed: (run.result(), read_arrays(run.path / "statistics.npz"))
-        for seed, run in runs
-        if run.is_finished
-    }
-    result = next((found for found, _ in done.values()), {})
-    return Measured.read(row.label, done, result.get("main_metric", "")), result
+    )
+    plan.looks, first = looks, plan.seeds[0]
+    plan.seeds = tuple(range(first, first + looks.taken[-1]))
+    return True

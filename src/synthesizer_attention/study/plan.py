@@ -1,11 +1,12 @@
-"""What a study consists of: rows, seeds, and the recipe of every run (no torch)."""
+"""The plan of a study: its rows and seeds, the recipe of every run, and study.json (no torch)."""
 
 import hashlib
 import json
+import math
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,29 @@ from synthesizer_attention.run.recipe import (
 )
 from synthesizer_attention.run.records import read_study
 from synthesizer_attention.run.run import STUDY, Run, write_text
-from synthesizer_attention.spec import import_modules, normalize_spec
-from synthesizer_attention.study.asked import Asked, check
+from synthesizer_attention.spec import import_modules, normalize_spec, parse_positions
 from synthesizer_attention.study.guess import Guess, infer_recipe, is_data
-from synthesizer_attention.study.rows import Row, again, rows_of, size_control
+from synthesizer_attention.study.rows import (
+    FOUND,
+    MATCHES,
+    PRETRAIN,
+    Asked,
+    Row,
+    again,
+    rows_of,
+    size_control,
+)
 from synthesizer_attention.study.stats import (
     FEWEST_SEEDS,
     LEVEL,
     PLANNED,
+    RULE,
     Looks,
+    Rule,
+    rule_of,
 )
 from synthesizer_attention.study.tune import REPEATED, TRIAL_SEEDS
+from synthesizer_attention.study.workers import parse_jobs
 from synthesizer_attention.untrusted import check_folder_name
 
 QUICK = 5  # a quick look takes this part of the steps
@@ -45,7 +58,7 @@ SEEDS = 3
 PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """All runs of a comparison, as settings of one base recipe."""
 
@@ -60,6 +73,7 @@ class Plan:
     words: tuple[str, ...] = ()  # what was inferred or shortened
     errors: dict[str, str] = field(default_factory=dict)  # by label
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
+    rule: Rule = RULE  # of the verdicts
     looks: Looks | None = None
     guessed: Guess | None = None  # where the recipe was inferred from data
     pretrain: tuple[BaseRecipe, Settings] | None = None  # what makes the run that a run starts from
@@ -68,14 +82,12 @@ class Plan:
     repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
     identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
 
-    def recipe(self, row: Row, seed: int, more: Settings | None = None) -> Recipe:
-        """The recipe of one run."""
-        return self.base.make(self._settings(row, seed, more), row.spec)
-
-    def pretraining(self, row: Row, seed: int) -> Recipe:
-        """The recipe of the run that one run starts from."""
-        assert self.pretrain is not None
-        return self.pretrain[0].make(self._pretrain_settings(row, seed), row.spec)
+    def recipe(
+        self, row: Row, seed: int, more: Settings | None = None, *, pretraining: bool = False
+    ) -> Recipe:
+        """The recipe of one run, or of the run that it starts from."""
+        base, settings = self._made_of(row, seed, more, pretraining)
+        return base.make(settings, row.spec)
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
         """The study's seeds that a row is trained with."""
@@ -88,26 +100,55 @@ class Plan:
 
     def command(self, row: Row, seed: int, *, pretraining: bool = False) -> str:
         """The command that makes one run alone."""
-        base, settings = self.base, self._settings(row, seed)
-        if pretraining and self.pretrain:
-            base, settings = self.pretrain[0], self._pretrain_settings(row, seed)
+        base, settings = self._made_of(row, seed, None, pretraining)
         sets = [word for text in list_settings(settings) for word in ("--set", text)]
         sets += [word for name in self.asked.imports for word in ("--import", name)]
         out = ["--out", str(self.path(row, seed, pretraining=pretraining))]
         out += ["--track", self.asked.track] if self.asked.track else []
         return shlex.join(["synthesizer", "train", base.name, "--synthesis", row.spec, *sets, *out])
 
-    def with_rows(self, rows: Iterable[Row]) -> "Plan":
-        """The same plan with rows that know more."""
-        return replace(self, rows=tuple(rows))
+    def _made_of(
+        self, row: Row, seed: int, more: Settings | None, pretraining: bool
+    ) -> tuple[BaseRecipe, dict[str, str]]:
+        own = {"seed": str(seed + row.first_seed)}
+        if pretraining:  # the model is the same before and after; the learning rates are not
+            assert self.pretrain is not None
+            base, settings = self.pretrain
+            model = {key: text for key, text in row.settings.items() if key.startswith("model.")}
+            return base, {**settings, **model, **own}
+        if self.pretrain:
+            own = {"train.start_from": str(self.path(row, seed, pretraining=True)), **own}
+        return self.base, {**self.settings, **row.settings, **(more or {}), **own}
 
     def write(self) -> None:
         """Write study.json: what a report needs beside the runs."""
+        pretrain = None
+        if self.asked.pretrain:
+            recipe = self.recipe(self.rows[0], self.seeds[0], pretraining=True)
+            pretrain = {"recipe": recipe.name, "steps": recipe.train.steps, "folder": PRETRAINED}
+        rows = [
+            {
+                "label": row.label,
+                "spec": row.spec,
+                "runs": [
+                    str(self.path(row, seed).relative_to(self.out)) for seed in self.seeds_of(row)
+                ],
+                "left_out": row.left_out,
+                "error": self.errors.get(row.label),
+                "note": row.note,
+                "varied": list_settings(row.varied),
+                "trials": row.trials,
+                "settings": list_settings(row.settings),
+                "candidate": row.candidate,
+            }
+            for row in self.rows
+        ]
         study = {
             "command": self.asked.command,
             "recipe": self.shared.name,
             "chosen_for": self.shared.chosen_for,
-            "rows": [self._record(row) for row in self.rows],
+            "rows": rows,
+            "rule": self.rule.name,
             "margin": self.asked.margin,
             "match": self.asked.match,
             "tune": self.asked.trials,
@@ -115,9 +156,9 @@ class Plan:
             "quick": self.asked.quick,
             "against": list(self.asked.against),
             "ladder": self.asked.ladder,
-            "pretrain": self._pretrain_record(),
+            "pretrain": pretrain,
             "opponent": self.opponent,
-            "looks": None if self.looks is None else self.looks.record(),
+            "looks": self.looks and self.looks.record(),
             "inferred": self.before and dump(self.before),
             "measured": list(self.measured),
             "shared": dump(self.shared),
@@ -140,39 +181,6 @@ class Plan:
             met = self.identities.setdefault(recipe.data.model_dump_json(), identity)
             refuse_other_data(run or self.out, *((identity, met) if run else (met, identity)))
 
-    def _record(self, row: Row) -> dict[str, Any]:
-        seeds = self.seeds_of(row)
-        runs = [str(self.path(row, seed).relative_to(self.out)) for seed in seeds]
-        return {
-            "label": row.label,
-            "spec": row.spec,
-            "runs": runs,
-            "left_out": row.left_out,
-            "error": self.errors.get(row.label),
-            "note": row.note,
-            "varied": list_settings(row.varied),
-            "trials": row.trials,
-            "settings": list_settings(row.settings),
-            "candidate": row.candidate,
-        }
-
-    def _pretrain_record(self) -> dict[str, Any] | None:
-        if not self.asked.pretrain:
-            return None
-        recipe = self.pretraining(self.rows[0], self.seeds[0])
-        return {"recipe": recipe.name, "steps": recipe.train.steps, "folder": PRETRAINED}
-
-    def _pretrain_settings(self, row: Row, seed: int) -> dict[str, str]:
-        """A row's model is the same before and after; its learning rates are not."""
-        assert self.pretrain is not None
-        model = {key: text for key, text in row.settings.items() if key.startswith("model.")}
-        return {**self.pretrain[1], **model, "seed": str(seed + row.first_seed)}
-
-    def _settings(self, row: Row, seed: int, more: Settings | None = None) -> dict[str, str]:
-        start = {"train.start_from": str(self.path(row, seed, pretraining=True))}
-        own = {**(start if self.pretrain else {}), "seed": str(seed + row.first_seed)}
-        return {**self.settings, **row.settings, **(more or {}), **own}
-
 
 def draw_up(asked: Asked) -> Plan:
     """Decide every run of a comparison but for widths and tuned learning rates."""
@@ -191,7 +199,10 @@ def draw_up(asked: Asked) -> Plan:
     import_modules(recipe.imports)
     shared = recipe.model_copy(update={"synthesis": "dot", "seed": 0})
     fingerprint, identity = _identify(recipe, guess.source)
-    pretrain = _pretrain(asked)
+    pretrain = None
+    if asked.pretrain:
+        before, own = BaseRecipe(asked.pretrain, asked.imports), asked.pretrain_settings
+        pretrain = before, {**(_quicken(before.make(own)) if asked.quick else {}), **own}
     seeds = asked.seeds or (1 if asked.quick else SEEDS)
     rows = rows_of(asked, recipe, seeds)
     if asked.ladder:
@@ -214,10 +225,39 @@ def draw_up(asked: Asked) -> Plan:
     plan.meet(shared, identity)
     there = read_study(plan.out / STUDY) if (plan.out / STUDY).exists() else None
     _refuse_to_mix(plan, there)
-    _check_pretraining(plan)
-    _check_opponents(plan)
-    _check_seeds(plan)
-    return plan if there is None else _as_begun(plan, there)
+    _check_rows(plan)
+    if there is not None:
+        _go_on(plan, there)
+    return plan
+
+
+def check(asked: Asked) -> None:
+    """Refuse what contradicts itself."""
+    if asked.pretrain and asked.trials:
+        raise UserError(
+            "--tune with --pretrain would pretrain every trial; leave one of them out, or name "
+            "pretrained runs: --set train.start_from=RUNS/{synthesis}/seed{seed}"
+        )
+    if asked.pretrain_settings and not asked.pretrain:
+        raise UserError(f"--set {PRETRAIN}... changes nothing without --pretrain; leave it out")
+    parse_jobs(asked.jobs)
+    if asked.match not in MATCHES:
+        raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
+    for name in ("vary", "pretrain", "until_decided"):
+        if asked.ladder and getattr(asked, name):
+            name = name.replace("_", "-")
+            raise UserError(f"--ladder cannot be combined with --{name}; leave one of them out")
+    if asked.margin is not None and not 0 < asked.margin < math.inf:
+        raise UserError(f"--margin is {asked.margin:g}; expected a number of points above 0")
+    if asked.tune == 1:
+        raise UserError("--tune 1 has nothing to choose from; ask for 2 trials or more")
+    if asked.until_decided and (asked.quick or asked.seeds or asked.lists_commands):
+        raise UserError(
+            f"--until-decided looks at {', '.join(map(str, PLANNED))} seeds; leave out --seeds, "
+            "--quick and --plan"
+        )
+    if asked.opponent not in FOUND:
+        parse_positions(asked.opponent)
 
 
 def _default_out(
@@ -233,37 +273,26 @@ def _default_out(
     return Path("runs") / f"{name}-{digest}"
 
 
-def _as_begun(plan: Plan, there: dict[str, Any]) -> Plan:
-    """A study goes on with the search it began with: other settings would be another study."""
+def _go_on(plan: Plan, there: dict[str, Any]) -> None:
+    """A study goes on with the rule and the search that it began with."""
     plan.meet(plan.shared, there.get("identity"))
-    repeated = (there.get("search") or {}).get("repeated", 0)
-    tune = there["tune"] if plan.asked.tune is None else plan.asked.tune
-    looks = plan.looks and replace(plan.looks, unplanned=_looks_of(there).unplanned)
-    plan = replace(plan, repeated=repeated, asked=replace(plan.asked, tune=tune), looks=looks)
-    known = _known_trials(there)
-    return plan.with_rows(
-        replace(row, trials=tuple(t for t in known if Path(t["run"]).parent.name == row.folder))
-        for row in plan.rows
-    )
-
-
-def _known_trials(there: dict[str, Any]) -> list[dict[str, Any]]:
-    """What earlier trials reached, by their runs; a record is kept without the runs themselves."""
-    found: dict[str, dict[str, Any]] = {}
+    plan.rule = rule_of(there)
+    plan.repeated = (there.get("search") or {}).get("repeated", 0)
+    if plan.asked.tune is None:
+        plan.asked = replace(plan.asked, tune=there["tune"])
+    if plan.looks and there.get("looks"):
+        plan.looks = replace(plan.looks, unplanned=Looks.read(there["looks"]).unplanned)
+    # What earlier trials reached, by their runs; a record is kept without the runs themselves.
+    known: dict[str, dict[str, Any]] = {}
     for holder in (*there["rows"], there.get("opponent") or {}):  # a dot product may be no row
         for trial in holder.get("trials") or ():
             if trial["validation"] is not None and trial.get("run"):
                 own = {k: v for k, v in trial.items() if k not in ("row", "positions")}
-                found[trial["run"]] = own
-    return list(found.values())
-
-
-def _pretrain(asked: Asked) -> tuple[BaseRecipe, Settings] | None:
-    """The recipe that pretrains and what is set in it, shortened in a quick look."""
-    if not asked.pretrain:
-        return None
-    base, own = BaseRecipe(asked.pretrain, asked.imports), asked.pretrain_settings
-    return base, {**(_quicken(base.make(own)) if asked.quick else {}), **own}
+                known[trial["run"]] = own
+    plan.rows = tuple(
+        replace(row, trials=tuple(t for r, t in known.items() if Path(r).parent.name == row.folder))
+        for row in plan.rows
+    )
 
 
 def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterator[str]:
@@ -280,28 +309,29 @@ def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterat
         yield f"learning rates of all rows: {rates}; {chosen}"
 
 
-def _check_pretraining(plan: Plan) -> None:
-    """The model that is pretrained must be the one that is trained after it."""
-    if not plan.asked.pretrain:
-        return
-    row, seed = plan.rows[0], plan.seeds[0]
-    before, after = plan.pretraining(row, seed).model, plan.recipe(row, seed).model
-    free = {"max_len", "decoder_max_len", "dropout", "attention_dropout"}  # weights fit all of them
-    old, new = before.model_dump(), after.model_dump()
-    wrong = [f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]]
-    wrong = [change for change in wrong if change.partition(":")[0] not in free]
-    if wrong:
-        raise UserError(
-            f"--pretrain {plan.asked.pretrain} makes another model than {plan.shared.name} "
-            f"({'; '.join(wrong)}); set these keys alike with --set KEY and --set pretrain.KEY"
+def _check_rows(plan: Plan) -> None:
+    """Refuse another model before pretraining, seeds that choose settings, unknown opponents."""
+    asked = plan.asked
+    if asked.pretrain:
+        before, after = (
+            plan.recipe(plan.rows[0], plan.seeds[0], pretraining=stage).model.model_dump()
+            for stage in (True, False)
         )
-
-
-def _check_seeds(plan: Plan) -> None:
-    """No seed that is reported may have chosen settings."""
+        free = ("max_len", "decoder_max_len", "dropout", "attention_dropout")  # weights fit all
+        keys = [key for key in after if before[key] != after[key] and key not in free]
+        if wrong := [f"{key}: {before[key]} -> {after[key]}" for key in keys]:
+            raise UserError(
+                f"--pretrain {asked.pretrain} makes another model than {plan.shared.name} "
+                f"({'; '.join(wrong)}); set these keys alike with --set KEY and --set pretrain.KEY"
+            )
+    labels = [row.label for row in plan.rows]
+    if asked.has_controls:
+        labels += [row(plan.rows[0], plan.shared).label for row in (again, size_control)]
+    for name in asked.against:
+        if name not in labels:
+            raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
     shared = sorted(set(TRIAL_SEEDS) & set(plan.seeds))
-    finds = plan.asked.finds_opponent and plan.asked.searches
-    if shared and (plan.asked.trials or finds):
+    if shared and (asked.trials or (asked.finds_opponent and asked.searches)):
         raise UserError(
             f"seed {shared[0]} chooses learning rates and is never reported; set another seed, "
             "or --tune 0 --opponent configured"
@@ -314,15 +344,6 @@ def _row_name(name: str) -> str:
         return normalize_spec(name)
     except UserError:
         return name  # of a control, or of a row of --vary
-
-
-def _check_opponents(plan: Plan) -> None:
-    labels = [row.label for row in plan.rows]
-    if plan.asked.has_controls:
-        labels += [row(plan.rows[0], plan.shared).label for row in (again, size_control)]
-    for name in plan.asked.against:
-        if name not in labels:
-            raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
 
 
 def _quicken(recipe: Recipe) -> dict[str, str]:
@@ -338,31 +359,30 @@ def _quicken(recipe: Recipe) -> dict[str, str]:
     return {key: str(value) for key, value in changes.items()}
 
 
-def _is_foreign(path: Path) -> bool:
-    """Whether a comparison that was killed before its first record could not have left a file."""
-    return not path.name.startswith(".") and not re.fullmatch(r"worker\d+\.log", path.name)
-
-
 def _refuse_to_mix(plan: Plan, there: dict[str, Any] | None) -> None:
     """Refuse a directory with runs of another recipe, data or budget."""
-    path = plan.out / STUDY
-    if there is None:
-        if plan.out.exists() and any(map(_is_foreign, plan.out.iterdir())):
+    asked, path = plan.asked, plan.out / STUDY
+    if there is None:  # but what a comparison leaves that was killed before its first record
+        ours = re.compile(r"\..*|worker\d+\.log")
+        if plan.out.exists() and not all(ours.fullmatch(p.name) for p in plan.out.iterdir()):
             raise UserError(f"{plan.out} exists and is not a comparison; choose another --out")
         return
     try:
         before = there.get("inferred") or there["shared"]
         changed = differences(parse_recipe(before, str(path)), plan.shared)
-        tried, trials, rungs = there["tune"], plan.asked.trials, there.get("ladder")
+        tried, trials, rungs = there["tune"], asked.trials, there.get("ladder")
         for name, old, new, differs in (
-            ("match", there["match"], plan.asked.match, there["match"] != plan.asked.match),
+            ("match", there["match"], asked.match, there["match"] != asked.match),
             ("tune", tried, trials, tried > trials or bool(tried) != bool(trials)),
-            ("ladder", rungs, plan.asked.ladder, bool(rungs) != bool(plan.asked.ladder)),
+            ("ladder", rungs, asked.ladder, bool(rungs) != bool(asked.ladder)),
         ):
             if differs:
                 changed.append(f"--{name}: {old} -> {new}")
         old, new = there.get("identity"), plan.identity
-        if new not in (None, old) if old else there["data"] not in _old_names(plan.fingerprint):
+        # Older studies know no identity; some have the versions in the name of their data.
+        made = f"of synthesizer {__version__} on Python {platform.python_version()}"
+        names = (plan.fingerprint, f"{plan.fingerprint} {made}")
+        if new not in (None, old) if old else there["data"] not in names:
             changed.append("the data have changed")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -377,13 +397,10 @@ def _refuse_to_mix(plan: Plan, there: dict[str, Any] | None) -> None:
     _refuse_unplanned_seeds(plan, there)
 
 
-def _looks_of(there: dict[str, Any]) -> Looks:
-    return Looks.read(there["looks"]) if there.get("looks") else Looks((), ())
-
-
 def _refuse_unplanned_seeds(plan: Plan, there: dict[str, Any]) -> None:
     """Once a report could judge a study, its seeds stay: others would depend on the verdicts."""
-    old, new = _looks_of(there).planned, plan.looks.planned if plan.looks else ()
+    old = Looks.read(there["looks"]).planned if there.get("looks") else ()
+    new = plan.looks.planned if plan.looks else ()
     before = {row["label"]: [Path(run).name for run in row["runs"]] for row in there["rows"]}
     now = {row.label: [plan.path(row, s).name for s in plan.seeds_of(row)] for row in plan.rows}
     both = [(before[label], now[label]) for label in before if label in now]
@@ -392,20 +409,20 @@ def _refuse_unplanned_seeds(plan: Plan, there: dict[str, Any]) -> None:
     finished = [sum(Run(plan.out / run).is_finished for run in r["runs"]) for r in there["rows"]]
     if not both or sum(count >= FEWEST_SEEDS for count in finished) < 2:
         return
-    planned, asked = (_say_seeds(*one) for one in zip(both[0], (old, new), strict=True))
+
+    def say(runs: Sequence[str], looks: Sequence[int]) -> str:
+        if looks:
+            return f"looks at {', '.join(map(str, looks))} seeds"
+        return f"{len(runs)} seeds ({runs[0]} to {runs[-1]})" if runs else "no seeds"
+
     used = re.findall(r"seed(\d{1,9})\b", " ".join((*both[0][0], *both[0][1])))
     fresh = 1 + max(map(int, used), default=0)
     raise UserError(
-        f"{plan.out} was planned with {planned} and has runs to be judged by; {asked} now would be "
-        f"chosen after verdicts, and wrong ones likelier than {LEVEL:.0%}: repeat its own command, "
-        f"or begin anew with fresh seeds (--set seed={fresh} --out DIR)"
+        f"{plan.out} was planned with {say(both[0][0], old)} and has runs to be judged by; "
+        f"{say(both[0][1], new)} now would be chosen after verdicts, and wrong ones likelier than "
+        f"{LEVEL:.0%}: repeat its own command, or begin anew with fresh seeds "
+        f"(--set seed={fresh} --out DIR)"
     )
-
-
-def _say_seeds(runs: Sequence[str], looks: Sequence[int]) -> str:
-    if looks:
-        return f"looks at {', '.join(map(str, looks))} seeds"
-    return f"{len(runs)} seeds ({runs[0]} to {runs[-1]})" if runs else "no seeds"
 
 
 def _identify(recipe: Recipe, known: Source | None) -> tuple[str, str | None]:
@@ -421,9 +438,3 @@ def _identify(recipe: Recipe, known: Source | None) -> tuple[str, str | None]:
     source = open_source(recipe.data, data_folder())
     source = known if known and known.origin == source.origin else source
     return source.fingerprint, source.identity if source.has_files else None
-
-
-def _old_names(fingerprint: str) -> tuple[str, str]:
-    """What a study of these data has in study.json where it began without their identity."""
-    made = f"of synthesizer {__version__} on Python {platform.python_version()}"
-    return fingerprint, f"{fingerprint} {made}"

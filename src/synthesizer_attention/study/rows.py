@@ -1,6 +1,6 @@
-"""The rows of a study: a label, a spec and settings of its own; and the makers of rows (no torch).
+"""What a user asks of a comparison, and the rows that follow from it (no torch).
 
-A user names a row by a spec, and settings that other rows do not have:
+A row is a label, a spec and settings that other rows do not have. A user names it by both:
 
     dot
     dot@model.positions=rotary
@@ -11,17 +11,22 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.recipe import Recipe, Settings
+from synthesizer_attention.run.recipe import Recipe, Settings, parse_settings
 from synthesizer_attention.run.run import spec_folder
 from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec, parse_positions
 from synthesizer_attention.spec import variants as known_variants
-from synthesizer_attention.study.asked import FOUND, WIDTHS, Asked
 from synthesizer_attention.study.ladder import FEWEST_RUNGS
+from synthesizer_attention.study.tune import TRIALS
 from synthesizer_attention.untrusted import check_folder_name
 
+FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
+MATCHES = ("none", "params", "flops")  # budgets that are met through d_ff
+WIDTHS = MATCHES[1:]
+PRETRAIN = "pretrain."  # of an override: it changes the recipe that pretrains
 DOT = "dot"
 AS_LARGE = "dot, as large as"  # how the label of the size control begins
 CONTROL = "random+dot"  # whose parameters the size control has
@@ -34,6 +39,69 @@ ADDED = ("relative", "rotary")  # what the opponent's positions are chosen from
 OWN = ("model.", "train.")  # sections whose keys a row may set for itself
 SHARED = ("model.kind", "train.start_from")
 MOST_SEEDS = 8  # of a small rung
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of a comparison."""
+
+    recipe: str = "python-docs"  # or data
+    syntheses: tuple[str, ...] = ()
+    seeds: int | None = None
+    jobs: str | None = None  # workers here, or a Ray cluster: see parse_jobs
+    track: str | None = None
+    match: str = "none"
+    tune: int | None = None  # trials per row; None: TRIALS, or none in a quick look
+    opponent: str = AUTO
+    until_decided: bool = False
+    lists_commands: bool = False  # nothing runs, so nothing can be searched
+    margin: float | None = None
+    quick: bool = False
+    baselines: bool = False
+    controls: bool = False
+    pretrain: str | None = None  # the recipe that makes what every run starts from
+    vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
+    ladder: int | None = None  # rungs: rows are trained at so many sizes, the largest the recipe's
+    against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
+    overrides: tuple[str, ...] = ()  # --set: "key=value"
+    imports: tuple[str, ...] = ()
+    out: Path | None = None
+    command: str = "synthesizer compare"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What --set changes of the recipe."""
+        given = parse_settings(self.overrides).items()
+        return {key: text for key, text in given if not key.startswith(PRETRAIN)}
+
+    @property
+    def pretrain_settings(self) -> dict[str, str]:
+        """What --set changes of the recipe that pretrains."""
+        given, begin = parse_settings(self.overrides).items(), len(PRETRAIN)
+        return {key[begin:]: text for key, text in given if key.startswith(PRETRAIN)}
+
+    @property
+    def trials(self) -> int:
+        """How many trials each row has."""
+        if self.tune is not None:
+            return self.tune
+        without = self.quick or self.lists_commands or self.pretrain or self.ladder
+        return 0 if without else TRIALS
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether dot is trained under other seeds and in a larger size too."""
+        return self.controls or not self.syntheses
+
+    @property
+    def finds_opponent(self) -> bool:
+        """Whether dot's positions are to be chosen; these three keep the recipe's."""
+        return self.opponent == AUTO and not (self.vary or self.pretrain or self.ladder)
+
+    @property
+    def searches(self) -> bool:
+        """Whether runs of validation choose the opponent's positions beforehand."""
+        return not (self.quick or self.lists_commands) or self.trials > 0
 
 
 @dataclass(frozen=True)
@@ -121,8 +189,15 @@ def rows_of(asked: Asked, recipe: Recipe, seeds: int) -> list[Row]:
     """Every row once, or once for each rung or choice of varied values."""
     rows = _variants(asked, recipe)
     if asked.ladder:
-        rungs = make_rungs(recipe, asked.ladder, seeds)
-        return climb(rows, rungs, _ladder_opponent(asked, recipe, rows))
+        positions = recipe.model.positions
+        wanted = positions if asked.opponent in FOUND else asked.opponent
+        dots = [row for row in rows if row.candidate]
+        if not dots:
+            raise UserError(
+                "--ladder shows gaps to dot and none of its rows is; add --synthesis dot"
+            )
+        opponent = next((r for r in dots if (r.positions or positions) == wanted), dots[0])
+        return climb(rows, make_rungs(recipe, asked.ladder, seeds), opponent)
     if not asked.vary:
         return rows
     if asked.has_controls and asked.match not in WIDTHS:
@@ -165,28 +240,20 @@ def challengers(recipe: Recipe) -> Iterator[Row]:
 
 def again(opponent: Row, recipe: Recipe) -> Row:
     """The A/A row: the opponent under other seeds."""
-    return replace(
-        opponent,
-        label=AGAIN,
-        folder=f"{make_row(DOT, {}, recipe).folder}-other-seeds",
-        first_seed=OTHER_SEEDS,
-        note=f"{opponent.label} under other seeds",
-        candidate=False,
-        trials=(),
-    )
+    folder, note = f"{_dot_folder(recipe)}-other-seeds", f"{opponent.label} under other seeds"
+    own = replace(opponent, label=AGAIN, folder=folder, note=note, first_seed=OTHER_SEEDS)
+    return replace(own, candidate=False, trials=())
 
 
 def size_control(opponent: Row, recipe: Recipe) -> Row:
     """The opponent as large as a mixture with a table."""
-    return replace(
-        opponent,
-        label=f"{AS_LARGE} {CONTROL}",
-        folder=f"{make_row(DOT, {}, recipe).folder}-as-large-as-{CONTROL}",
-        like=CONTROL,
-        candidate=False,
-        sized=False,
-        trials=(),
-    )
+    folder = f"{_dot_folder(recipe)}-as-large-as-{CONTROL}"
+    own = replace(opponent, label=f"{AS_LARGE} {CONTROL}", folder=folder, like=CONTROL)
+    return replace(own, sized=False, candidate=False, trials=())
+
+
+def _dot_folder(recipe: Recipe) -> str:
+    return make_row(DOT, {}, recipe).folder
 
 
 def baselines(recipe: Recipe, there: Iterable[str], like: str | None) -> Iterator[Row]:
@@ -196,7 +263,7 @@ def baselines(recipe: Recipe, there: Iterable[str], like: str | None) -> Iterato
             yield replace(make_row(name, {}, recipe, like), offered=True)
     # A ponder cost rewards a model for halting before its later steps have learned anything.
     universal = {"model.universal": "true", "model.ponder_cost": "0"}
-    folder = f"{make_row(DOT, {}, recipe).folder}-universal"
+    folder = f"{_dot_folder(recipe)}-universal"
     yield Row("universal", DOT, folder, like, universal, offered=True)
 
 
@@ -209,72 +276,55 @@ def parse_vary(text: str) -> list[tuple[str, str]]:
     return [(key.strip(), value) for value in dict.fromkeys(chosen)]
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A size and a budget: what it sets in the recipe, and how many seeds it gets."""
-
-    settings: Settings
-    num_seeds: int
+Rung = tuple[dict[str, str], int]
+"""A size and a budget: what it sets in the recipe, and how many seeds it gets."""
 
 
 def make_rungs(recipe: Recipe, count: int, seeds: int) -> list[Rung]:
     """The recipe and smaller ones, the largest first; `seeds` are those of the largest."""
     if count < 2:
         raise UserError(f"--ladder is {count}; ask for 2 rungs or more ({FEWEST_RUNGS} for a law)")
-    rungs = [_rung(recipe, down, seeds) for down in range(count)]
-    if len({rung.settings["model.d_model"] for rung in rungs}) < count:
+    model, train, rungs = recipe.model, recipe.train, []
+    assert model.d_ff is not None
+    for down in range(count):
+        heads = max(1, round(model.num_heads / 2 ** (down / 2)))
+        width = heads * (model.d_model // model.num_heads)
+        values = {
+            "model.d_model": width,
+            "model.num_heads": heads,
+            "model.d_ff": max(1, round(model.d_ff * width / model.d_model)),
+            "train.data_share": train.data_share / 2**down,
+            "train.steps": max(1, train.steps >> down),
+            "train.warmup": train.warmup >> down,
+            "train.checkpoint_every": max(1, train.checkpoint_every >> down),
+            "evaluate.every": max(1, recipe.evaluate.every >> down),
+        }
+        own = min(max(seeds, MOST_SEEDS), seeds * 2**down)
+        rungs.append(({key: str(value) for key, value in values.items()}, own))
+    if len({settings["model.d_model"] for settings, _ in rungs}) < count:
         raise UserError(
-            f"--ladder {count} from {recipe.model.num_heads} heads gives two rungs the same width; "
+            f"--ladder {count} from {model.num_heads} heads gives two rungs the same width; "
             f"ask for fewer, or for more heads of the top rung (--set model.num_heads=8)"
         )
     return rungs
 
 
-def _rung(recipe: Recipe, down: int, seeds: int) -> Rung:
-    model, train, evaluate = recipe.model, recipe.train, recipe.evaluate
-    heads = max(1, round(model.num_heads / 2 ** (down / 2)))
-    width = heads * (model.d_model // model.num_heads)
-    assert model.d_ff is not None
-    values = {
-        "model.d_model": width,
-        "model.num_heads": heads,
-        "model.d_ff": max(1, round(model.d_ff * width / model.d_model)),
-        "train.data_share": train.data_share / 2**down,
-        "train.steps": max(1, train.steps >> down),
-        "train.warmup": train.warmup >> down,
-        "train.checkpoint_every": max(1, train.checkpoint_every >> down),
-        "evaluate.every": max(1, evaluate.every >> down),
-    }
-    most = max(seeds, MOST_SEEDS)
-    return Rung({k: str(v) for k, v in values.items()}, min(most, seeds * 2**down))
-
-
 def climb(rows: Sequence[Row], rungs: Sequence[Rung], opponent: Row) -> list[Row]:
     """Every row at every rung, the largest first; the opponent alone is compared with."""
     for row in rows:
-        own = row.settings.keys() & rungs[0].settings.keys()
-        if own:
+        if own := row.settings.keys() & rungs[0][0].keys():
             raise UserError(
                 f"row {row.label!r} sets {', '.join(sorted(own))}, which --ladder scales; leave "
                 "one of them out"
             )
+    named = ("model.d_model", "train.steps")
     return [
-        row.with_settings(rung.settings).varied_by(
-            {key: rung.settings[key] for key in ("model.d_model", "train.steps")},
-            rung=rung.settings,
-            num_seeds=rung.num_seeds,
+        row.with_settings(settings).varied_by(
+            {key: settings[key] for key in named},
+            rung=settings,
+            num_seeds=num_seeds,
             candidate=row is opponent,
         )
-        for rung in rungs
+        for settings, num_seeds in rungs
         for row in rows
     ]
-
-
-def _ladder_opponent(asked: Asked, recipe: Recipe, rows: Iterable[Row]) -> Row:
-    """The dot product that gaps are measured to, the same at every rung."""
-    wanted = recipe.model.positions if asked.opponent in FOUND else asked.opponent
-    dots = [row for row in rows if row.candidate]
-    mine = [row for row in dots if (row.positions or recipe.model.positions) == wanted]
-    if not (mine or dots):
-        raise UserError("--ladder shows gaps to dot and none of its rows is; add --synthesis dot")
-    return (mine or dots)[0]

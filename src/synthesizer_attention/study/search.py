@@ -22,81 +22,83 @@ from synthesizer_attention.run.recipe import (
     parse_settings,
 )
 from synthesizer_attention.run.run import STUDY, Run
-from synthesizer_attention.study.asked import AUTO, FOUND, WIDTHS
 from synthesizer_attention.study.guess import LONGEST, Choice, round_up
-from synthesizer_attention.study.perform import Job, Say, main_metric, perform
+from synthesizer_attention.study.live import Job, main_metric, perform
 from synthesizer_attention.study.plan import Plan
-from synthesizer_attention.study.rows import DOT, Row, again, size_control, slugs
-from synthesizer_attention.study.tune import (
-    TRIAL_SEEDS,
-    Tried,
-    best_of,
-    settings_of,
-    worth_repeating,
+from synthesizer_attention.study.rows import (
+    AUTO,
+    DOT,
+    FOUND,
+    WIDTHS,
+    Row,
+    again,
+    size_control,
+    slugs,
 )
-from synthesizer_attention.study.workers import WorkerPool, ask
+from synthesizer_attention.study.tune import TRIAL_SEEDS, best_of, settings_of, worth_repeating
+from synthesizer_attention.study.workers import Say, WorkerPool, ask
 from synthesizer_attention.untrusted import check_folder_name
 
 MAX_LEN = "model.max_len"
+IN_TABLE = "its validation scores in this table"
 
 
-def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> None:
     """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
     if plan.guessed is None:
-        return plan
-    choices = () if plan.asked.pretrain else plan.guessed.choices
-    plan = _fit_length(plan, pool, say)
-    for choice in choices:
+        return
+    _fit_length(plan, pool, say)
+    for choice in () if plan.asked.pretrain else plan.guessed.choices:
         if plan.asked.settings.keys() & {*choice.keys}:
             continue
-        if not plan.asked.searches:
+        if plan.asked.searches:
+            made = _measure(plan, choice, pool, say, plain)
+            _set(plan, parse_settings(made["chosen"]))
+            plan.measured = (*plan.measured, made)
+        else:
             say(f"{choice.name}: {_value(plan, choice)}, not measured in this kind of study")
-            continue
-        made = _measure(plan, choice, pool, say, plain)
-        plan = _with(plan, parse_settings(made["chosen"]))
-        plan = replace(plan, measured=(*plan.measured, made))
-    return plan
 
 
-def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> Plan:
-    """The plan with a max_len that cuts at most one pair of a translation in a hundred."""
+def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> None:
+    """Raise max_len until it cuts at most one pair of a translation in a hundred."""
     if plan.shared.task != "translation" or MAX_LEN in plan.asked.settings:
-        return plan
+        return
     recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
     found = ask(pool, "prepare", recipe=dump(recipe))
     needed, now = int(found["report"]["longest"]["train"]), plan.shared.model.max_len
     if needed <= now:
-        return plan
+        return
     length = round_up(needed)
     say(f"max_len: {length} in place of {now} (99 of 100 pairs have up to {needed} tokens)")
     if length < needed:
         say(f"more than 1 of 100 pairs are cut: --set {MAX_LEN}=N takes longer ones than {LONGEST}")
     tokens = max(plan.shared.train.batch_tokens, 4 * length)
-    return _with(plan, {MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
+    _set(plan, {MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
 
 
 def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool) -> dict[str, Any]:
     """Train dot with each option; return what each reached and which is best."""
-    options: list[Settings] = [{}, *choice.options]
-    paths = [_choice_path(plan, option) for option in options]
-    values = [option.get(choice.keys[0]) or _value(plan, choice) for option in options]
-    rows = [
-        Row(f"{choice.name} {value}", DOT, f"trials/{path.parent.name}", settings=option)
-        for value, path, option in zip(values, paths, options, strict=True)
-    ]
+    assert plan.guessed is not None
+    keys = {key for one in plan.guessed.choices for key in one.keys}
+    rows, jobs, trials = [], [], []
+    for number, option in enumerate([{}, *choice.options]):
+        # settings that were chosen before are part of its name
+        own = {key: text for key, text in {**plan.settings, **option}.items() if key in keys}
+        names = sorted(slug.replace('"', "") for slug in slugs(own))
+        length = f"max_len={plan.shared.model.max_len}"
+        path = plan.out / "trials" / "-".join(["settings", length, *names]) / "trial1"
+        value = option.get(choice.keys[0]) or _value(plan, choice)
+        row = Row(f"{choice.name} {value}", DOT, f"trials/{path.parent.name}", settings=option)
+        rows.append(row)
+        jobs.append(Job(number, plan.recipe(row, TRIAL_SEEDS[0]), path, "validation"))
+    values = [row.label.removeprefix(f"{choice.name} ") for row in rows]
     say(f"{choice.name}: {len(rows)} trials of dot ({', '.join(values)}), chosen on validation")
-    jobs = [
-        Job(number, plan.recipe(row, TRIAL_SEEDS[0]), path, "validation")
-        for number, (row, path) in enumerate(zip(rows, paths, strict=True))
-    ]
-    perform(plan.with_rows(rows), jobs, pool, say, plain)
+    perform(replace(plan, rows=tuple(rows)), jobs, pool, say, plain)
     plan.errors.clear()  # a trial that fails is a trial that is not chosen
-    trials = [
-        _trial_record(plan, path, option) for path, option in zip(paths, options, strict=True)
-    ]
-    for trial, path in zip(trials, paths, strict=True):
-        if Run(path).is_finished:
-            trial["best_step"] = Run(path).result().get("best_step")
+    for job, row in zip(jobs, rows, strict=True):
+        trials.append(_trial_record(plan, job.path, row.settings))
+        if Run(job.path).is_finished:
+            trials[-1]["best_step"] = Run(job.path).result().get("best_step")
     best = best_of(trials)
     chosen = list(best.changes) if best else []
     place = [trial["changes"] for trial in trials].index(chosen)
@@ -112,11 +114,10 @@ def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool
     return {"choice": choice.name, "row": DOT, "trials": trials, "chosen": chosen}
 
 
-def _with(plan: Plan, settings: Settings) -> Plan:
-    """The plan with more settings for every row."""
-    settings = {**plan.settings, **settings}
-    shared = plan.base.make(settings).model_copy(update={"synthesis": DOT, "seed": 0})
-    return replace(plan, settings=settings, shared=shared, before=plan.before or plan.shared)
+def _set(plan: Plan, settings: Settings) -> None:
+    """Give every row more settings."""
+    plan.settings, plan.before = {**plan.settings, **settings}, plan.before or plan.shared
+    plan.shared = plan.base.make(plan.settings).model_copy(update={"synthesis": DOT, "seed": 0})
 
 
 def _value(plan: Plan, choice: Choice) -> str:
@@ -124,79 +125,53 @@ def _value(plan: Plan, choice: Choice) -> str:
     return str(dict(leaves(plan.shared.model_dump()))[choice.keys[0]])
 
 
-def _choice_path(plan: Plan, option: Settings) -> Path:
-    """Where a trial goes: settings that were chosen before are part of its name."""
-    assert plan.guessed is not None
-    keys = {key for choice in plan.guessed.choices for key in choice.keys}
-    own = {key: text for key, text in {**plan.settings, **option}.items() if key in keys}
-    names = sorted(slug.replace('"', "") for slug in slugs(own))
-    length = f"max_len={plan.shared.model.max_len}"
-    return plan.out / "trials" / "-".join(["settings", length, *names]) / "trial1"
-
-
-def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> Plan:
+def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> None:
     """Try settings on validation, the best again under a second seed; choose the best."""
-    counts = {number: _num_trials(plan, row) for number, row in enumerate(plan.rows)}
-    tried = [number for number, count in counts.items() if count]
+    counts = [_num_trials(plan, row) for row in plan.rows]
+    tried = [number for number, count in enumerate(counts) if count]
     if not tried:
-        return plan
+        return
     coming = {number: min(plan.repeated, counts[number]) for number in tried}
-    once = [
-        (number, trial)
-        for trial in range(max(counts.values()))
-        for number in tried
-        if trial < counts[number]
-    ]
-    say(_announce(plan, len(once), sum(coming.values())))
+    once = [(n, trial) for trial in range(max(counts)) for n in tried if trial < counts[n]]
+    trials, second = plan.asked.trials, sum(coming.values())
+    what = (
+        f"search: {trials} trials per variant" if trials else f"dot's positions: {len(once)} trials"
+    )
+    which = f"the best {plan.repeated} of each" if trials > plan.repeated else "all"
+    more = f", {which} again under a second seed" if second else ""
+    runs = len(once) + second
+    say(f"{what}{more}, chosen on validation: {runs} runs before those of the table")
     jobs = _jobs(plan, once, TRIAL_SEEDS[0])
     if len(jobs) < len(once):
         say(f"{len(once) - len(jobs)} of the trials are known from {STUDY}")
     perform(plan, jobs, pool, say, plain, coming=coming if jobs else None)
-    best = [
-        (number, trial)
-        for number in tried
-        for trial in _best_trials(plan, plan.rows[number], counts[number])
-    ]
-    twice = _jobs(plan, best, TRIAL_SEEDS[1])
-    if twice:
+    best = [(n, trial) for n in tried for trial in _best_trials(plan, plan.rows[n], counts[n])]
+    if twice := _jobs(plan, best, TRIAL_SEEDS[1]):
         finished = [job for job in jobs if Run(job.path).is_finished]
         perform(plan, [*finished, *twice], pool, say, plain)
     plan.errors.clear()  # a trial that fails is a trial that is not chosen
-    return plan.with_rows(
-        _choose(plan, row, counts[number], say) if counts[number] else row
-        for number, row in enumerate(plan.rows)
+    plan.rows = tuple(
+        _choose(plan, row, count, say) if count else row
+        for row, count in zip(plan.rows, counts, strict=True)
     )
-
-
-def _announce(plan: Plan, first: int, second: int) -> str:
-    per_row = f"{plan.asked.trials} trials per variant"
-    what = f"search: {per_row}" if plan.asked.trials else f"dot's positions: {first} trials"
-    which = f"the best {plan.repeated} of each" if plan.asked.trials > plan.repeated else "all"
-    more = f", {which} again under a second seed" if second else ""
-    return f"{what}{more}, chosen on validation: {first + second} runs before those of the table"
 
 
 def _num_trials(plan: Plan, row: Row) -> int:
     """All rows have the same number; without tuning, dot's positions are tried once each."""
     if row.left_out is not None:
         return 0
-    if plan.asked.trials:
-        return plan.asked.trials
-    candidates = [one for one in plan.rows if one.candidate]
-    if not row.candidate or not plan.asked.searches or len(candidates) < 2:
-        return 0
-    return 1 if plan.asked.finds_opponent else 0
+    several = sum(one.candidate for one in plan.rows) > 1
+    finds = plan.asked.searches and plan.asked.finds_opponent
+    return plan.asked.trials or int(row.candidate and several and finds)
 
 
-def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]:
-    """The runs of trials, given as row and trial, but for those that study.json knows."""
-    jobs = []
-    for number, trial in chosen:
-        row = plan.rows[number]
-        if _known(plan, row, trial, seed) is None:
-            recipe = plan.recipe(row, seed, _settings(plan, trial))
-            jobs.append(Job(number, recipe, _trial_path(plan, row, trial, seed), "validation"))
-    return jobs
+def _settings(plan: Plan, trial: int) -> Settings:
+    return settings_of(plan.shared, trial) if plan.asked.trials else {}
+
+
+def _trial_path(plan: Plan, row: Row, trial: int, seed: int) -> Path:
+    name = f"trial{trial + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
+    return plan.out / "trials" / row.folder / name
 
 
 def _known(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any] | None:
@@ -208,13 +183,15 @@ def _known(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any] | None
     return next((t for t in row.trials if (t["run"], t["changes"]) == (run, tried)), None)
 
 
-def _settings(plan: Plan, trial: int) -> Settings:
-    return settings_of(plan.shared, trial) if plan.asked.trials else {}
-
-
-def _trial_path(plan: Plan, row: Row, trial: int, seed: int) -> Path:
-    name = f"trial{trial + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
-    return plan.out / "trials" / row.folder / name
+def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]:
+    """The runs of trials, given as row and trial, but for those that study.json knows."""
+    jobs = []
+    for number, trial in chosen:
+        row = plan.rows[number]
+        if _known(plan, row, trial, seed) is None:
+            recipe = plan.recipe(row, seed, _settings(plan, trial))
+            jobs.append(Job(number, recipe, _trial_path(plan, row, trial, seed), "validation"))
+    return jobs
 
 
 def _best_trials(plan: Plan, row: Row, count: int) -> list[int]:
@@ -245,23 +222,16 @@ def _trial_record(plan: Plan, path: Path, settings: Settings, **more: int) -> di
     return record
 
 
-def _trials(plan: Plan, row: Row, count: int) -> list[dict[str, Any]]:
-    """Every trial of a row, also one that was trained again before more trials beat it."""
-    again_too = set(_best_trials(plan, row, count))
-    if plan.repeated:
-        paths = {trial: _trial_path(plan, row, trial, TRIAL_SEEDS[1]) for trial in range(count)}
-        again_too |= {
-            trial
-            for trial, path in paths.items()
-            if Run(path).is_finished or _known(plan, row, trial, TRIAL_SEEDS[1])
-        }
-    once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
-    return once + [_record(plan, row, trial, TRIAL_SEEDS[1]) for trial in sorted(again_too)]
-
-
 def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
     """A row with the best settings it tried, under a name of its own where they differ."""
-    trials = _trials(plan, row, count)
+    first, second = TRIAL_SEEDS
+    again_too = set(_best_trials(plan, row, count))
+    for trial in range(count) if plan.repeated else ():  # or before more trials beat it
+        path = _trial_path(plan, row, trial, second)
+        if Run(path).is_finished or _known(plan, row, trial, second):
+            again_too.add(trial)
+    trials = [_record(plan, row, trial, first) for trial in range(count)]
+    trials += [_record(plan, row, trial, second) for trial in sorted(again_too)]
     best = best_of(trials)
     row = replace(row, trials=tuple(trials))
     if best is None:
@@ -269,28 +239,25 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
         return replace(row, left_out="all of its trials failed") if offered else row
     if not best.changes:
         return row
-    say(f"{row.label}: best with {', '.join(best.changes)} ({_seen(best)})")
+    scores = ", ".join(f"{score:.4f}" for score in best.known)
+    mean = f", the mean of {scores}" if len(best.known) > 1 else ""
+    say(f"{row.label}: best with {', '.join(best.changes)} (validation {best.mean:.4f}{mean})")
     chosen = parse_settings(best.changes)
     folder = check_folder_name("-".join([row.folder, *slugs(chosen)]), "the row's settings")
     return row.with_settings(chosen, folder=folder)
 
 
-def _seen(best: Tried) -> str:
-    scores = ", ".join(f"{score:.4f}" for score in best.known)
-    mean = f", the mean of {scores}" if len(best.known) > 1 else ""
-    return f"validation {best.mean:.4f}{mean}"
-
-
-def settle(plan: Plan, say: Say) -> Plan:
+def settle(plan: Plan, say: Say) -> None:
     """Say which dot product the others are compared with, and add what depends on it."""
+    asked = plan.asked
     candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
-    if not candidates or plan.asked.vary:
-        return plan
-    if plan.asked.ladder:
-        how = "as configured" if plan.asked.opponent in FOUND else "asked for"
+    if not candidates or asked.vary:
+        return
+    if asked.ladder:
+        how = "as configured" if asked.opponent in FOUND else "asked for"
         name = candidates[0].label
-        told = {"label": name, "configured": name, "how": how, "trials": []}
-        return replace(plan, opponent=told)
+        plan.opponent = {"label": name, "configured": name, "how": how, "trials": []}
+        return
     tried = [
         {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}
         for row in candidates
@@ -300,16 +267,13 @@ def settle(plan: Plan, say: Say) -> Plan:
     # what only the search offered, and what another dot product beat, is not a row of the table
     rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
     known = how != IN_TABLE
-    if plan.asked.has_controls and known and not plan.asked.quick:
+    if asked.has_controls and known and not asked.quick:
         rows.append(again(opponent, plan.shared))
-    if plan.asked.has_controls and plan.asked.match not in WIDTHS:
+    if asked.has_controls and asked.match not in WIDTHS:
         rows.append(size_control(opponent, plan.shared))
-    label = opponent.label if known else None
-    record = {"label": label, "configured": candidates[0].label, "how": how, "trials": tried}
-    return replace(plan.with_rows(rows), opponent=record)
-
-
-IN_TABLE = "its validation scores in this table"
+    label, configured = opponent.label if known else None, candidates[0].label
+    plan.rows = tuple(rows)
+    plan.opponent = {"label": label, "configured": configured, "how": how, "trials": tried}
 
 
 def _find_opponent(

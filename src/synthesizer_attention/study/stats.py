@@ -33,6 +33,10 @@ rows depend on each other:
 With planned looks, each look has the part of the level that its seeds have of all planned seeds
 (Bonferroni over looks: right whatever the looks have in common). A row that is decided at a look
 keeps its word and is trained no further. A look that was not planned has no level left.
+
+The steps, each a function: Measured.read takes scores and statistics from runs, allowed sets the
+margin, gather weighs one row against dot, decide gives words, judge does all of it. The numbers of
+a rule are a Rule; study.json names the rule that its seeds were planned by.
 """
 
 import math
@@ -52,16 +56,41 @@ from synthesizer_attention.metrics.scores import METRICS
 Array = NDArray[np.float64]
 Units = NDArray[Any]  # (examples,), the document of each example
 
-FEWEST_SEEDS = 3
+
+@dataclass(frozen=True)
+class Rule:
+    """The numbers that verdicts are reached by."""
+
+    name: str  # as study.json has it
+    level: float  # the chance of any wrong word in a table
+    fewest_seeds: int  # below that a row is not judged
+    planned: tuple[int, ...]  # seeds at which --until-decided looks
+    share: float  # of dot's value, which a margin never exceeds
+    bits: float  # per byte: what a language model may lose and be no worse
+
+
+RULE = Rule("holm", level=0.05, fewest_seeds=3, planned=(3, 5, 8, 12), share=0.02, bits=0.02)
+RULES = {RULE.name: RULE}
+"""By name; a study without one was planned by the first."""
+LEVEL, FEWEST_SEEDS, PLANNED, BITS = RULE.level, RULE.fewest_seeds, RULE.planned, RULE.bits
+
 FEWEST_UNITS = 30  # below that a report warns
 MAX_BLOCKS = 500
-LEVEL = 0.05  # the chance of any wrong word in a table
+DRAWS = 4000  # simulated studies behind a power
 BETTER, NO_WORSE, WORSE, UNDECIDED = "better", "no worse", "worse", "undecided"
 NOT_JUDGED = "not judged"
 VOID = "void"
-PLANNED = (3, 5, 8, 12)  # seeds at which --until-decided looks
-DRAWS = 4000  # simulated studies behind a power
-BITS = 0.02  # per byte: what a language model may lose and be no worse
+
+
+def rule_of(study: Mapping[str, Any]) -> Rule:
+    """The rule that a study.json names."""
+    name = study.get("rule") or RULE.name
+    if name not in RULES:
+        raise UserError(
+            f"rule is {name!r}, by which this version cannot judge; it knows {', '.join(RULES)}: "
+            "install the version that wrote the record"
+        )
+    return RULES[name]
 
 
 @dataclass(frozen=True)
@@ -268,26 +297,28 @@ class Decision:
 
     def interval(self, evidence: Evidence) -> tuple[float, float]:
         """The interval of the gain."""
-        return (
-            evidence.gain - evidence.error(self.lower),
-            evidence.gain + evidence.error(self.upper),
-        )
+        low, high = evidence.error(self.lower), evidence.error(self.upper)
+        return evidence.gain - low, evidence.gain + high
 
 
 def decide(
-    found: Sequence[Sequence[Evidence | None]], margin: float, looks: Looks | None = None
+    found: Sequence[Sequence[Evidence | None]],
+    margin: float,
+    looks: Looks | None = None,
+    rule: Rule = RULE,
 ) -> list[Decision]:
     """The decision for each row; found[look][row], None where a row was not trained so far.
 
     Rows whose evidence does not suffice at the first look are not judged, and cost nothing.
     """
-    looks = looks or Looks.once(FEWEST_SEEDS)
+    looks, side = looks or Looks.once(rule.fewest_seeds), rule.level / 2
     judged = [place for place, one in enumerate(found[0]) if one is not None and one.suffices]
     words = dict.fromkeys(judged, UNDECIDED)
-    sides = {"lower": _shares(judged), "upper": _shares(judged)}
+    lower = dict.fromkeys(judged, 1 / max(1, len(judged)))  # shares of a look's level
+    upper = dict(lower)
     made: dict[int, Decision] = {}
     for look, rows in enumerate(found):
-        here = LEVEL / 2 * looks.share(look)
+        level = side * looks.share(look)
         tested = {
             place: one
             for place in judged
@@ -295,47 +326,39 @@ def decide(
             and (one := rows[place]) is not None
             and math.isfinite(one.example_variance)
         }
-        _test(tested, words, sides, here, margin)
+        _test(tested, words, lower, upper, level, margin)
         for place in tested:
-            levels = (here * sides["lower"][place], here * sides["upper"][place])
-            made[place] = Decision(words[place], *levels, look)
-    plain = Decision(NOT_JUDGED, LEVEL / 2, LEVEL / 2)
+            ends = level * lower[place], level * upper[place]
+            made[place] = Decision(words[place], *ends, look)
+    plain = Decision(NOT_JUDGED, side, side)
     return [made.get(place, plain) for place in range(len(found[0]))]
-
-
-def _shares(places: Sequence[int]) -> dict[int, float]:
-    return dict.fromkeys(places, 1 / len(places) if places else 0.0)
 
 
 def _test(
     tested: Mapping[int, Evidence],
     words: dict[int, str],
-    sides: dict[str, dict[int, float]],
+    lower: dict[int, float],
+    upper: dict[int, float],
     level: float,
     margin: float,
 ) -> None:
     """Test until nothing more passes, handing the shares of finished rows on."""
-    lower, upper = sides["lower"], sides["upper"]
-    done: dict[str, set[int]] = {
-        "lower": {place for place, word in words.items() if word == BETTER},
-        "upper": {place for place, word in words.items() if word == WORSE},
-    }
+    above = {place for place, word in words.items() if word == BETTER}
+    below = {place for place, word in words.items() if word == WORSE}
     moved = True
     while moved:
         moved = False
         for place, one in tested.items():
-            if place not in done["lower"]:
+            if place not in above:
                 low = one.gain - one.error(level * lower[place])
                 if low > -margin and words[place] == UNDECIDED:
                     words[place] = NO_WORSE
                 if low > 0:
                     words[place] = BETTER
-                    moved |= _hand_on(place, lower, done["lower"])
-            if place not in done["upper"]:
-                high = one.gain + one.error(level * upper[place])
-                if high < -margin:
-                    words[place] = WORSE
-                    moved |= _hand_on(place, upper, done["upper"])
+                    moved |= _hand_on(place, lower, above)
+            if place not in below and one.gain + one.error(level * upper[place]) < -margin:
+                words[place] = WORSE
+                moved |= _hand_on(place, upper, below)
 
 
 def _hand_on(place: int, shares: dict[int, float], done: set[int]) -> bool:
@@ -347,23 +370,6 @@ def _hand_on(place: int, shares: dict[int, float], done: set[int]) -> bool:
     return bool(rest)
 
 
-@dataclass(frozen=True)
-class Margin:
-    """How much worse still counts as no worse: points of the metric, but at most a share of dot's
-    value, so that a margin never outgrows a small score.
-    """
-
-    points: float
-    share: float = 0.02
-
-    def of(self, reference: float) -> float:
-        """The margin in the metric's own unit."""
-        return min(self.points, self.share * abs(reference))
-
-    def __str__(self) -> str:
-        return f"{self.points:g}, at most {self.share:.0%} of dot's value"
-
-
 LANGUAGE_MODEL = {"bits_per_byte": 3, "perplexity": 1, "word_perplexity": 2}
 """Metrics whose margin is BITS per byte, and the column of their statistics that they divide by."""
 
@@ -373,26 +379,22 @@ def in_percent(metric: str) -> bool:
     return metric in METRICS and metric not in LANGUAGE_MODEL
 
 
-def margin_for(metric: str) -> Margin:
-    """The default margin of a metric that is not a language model's."""
-    return Margin(METRICS[metric].margin if metric in METRICS else 1.0)
+def allowed(metric: str, dot: "Measured", rule: Rule = RULE) -> float:
+    """The default margin in the metric's own unit: its points, but at most a share of dot's value.
 
-
-def allowed(metric: str, dot: "Measured") -> float:
-    """The default margin in the metric's own unit.
-
-    A perplexity is 2^(bits per unit), so that BITS per byte are a factor of it: two language models
+    A perplexity is 2^(bits per unit), so that bits per byte are a factor of it: two language models
     are judged alike whether their metric counts bytes, tokens or words. Where the statistics have
-    no bytes (spans that were cut out), BITS are per token.
+    no bytes (spans that were cut out), the bits are per token.
     """
     reference = float(np.mean(list(dot.scores.values())))
     if metric not in LANGUAGE_MODEL:
-        return margin_for(metric).of(reference)
+        points = METRICS[metric].margin if metric in METRICS else 1.0
+        return min(points, rule.share * abs(reference))
     if metric == "bits_per_byte":
-        return BITS
+        return rule.bits
     totals = sum((rows.sum(0, np.float64) for rows in dot.statistics.values()), np.zeros(4))
     per_unit = totals[3] / totals[LANGUAGE_MODEL[metric]] if totals[3] else 1.0
-    return float(reference * (2 ** (BITS * per_unit) - 1))
+    return float(reference * (2 ** (rule.bits * per_unit) - 1))
 
 
 def check_margin(margin: float, metric: str, dot: "Measured") -> None:
@@ -493,21 +495,36 @@ def judge(
     higher_is_better: bool,
     margin: float | None = None,
     looks: Looks | None = None,
+    rule: Rule = RULE,
 ) -> list[Comparison]:
     """Compare each row with dot at every look taken; rows without a shared seed are left out."""
     sign = 1.0 if higher_is_better else -1.0
-    size = allowed(metric, dot) if margin is None else margin
+    size = allowed(metric, dot, rule) if margin is None else margin
     kept = [row for row in rows if row.scores.keys() & dot.scores.keys()]
     every = sorted({seed for row in (dot, *kept) for seed in row.scores})
-    looks = (looks or Looks.once(max(len(every), FEWEST_SEEDS))).within(len(every))
-    found: list[list[Evidence | None]] = [
-        [_evidence(dot, row, metric, sign, every[:count]) for row in kept] for count in looks.taken
-    ]
-    decisions = decide(found, size, looks) if kept else []
-    return [
-        _comparison(row.label, found, place, decision, size, sign)
-        for place, (row, decision) in enumerate(zip(kept, decisions, strict=True))
-    ]
+    looks = (looks or Looks.once(max(len(every), rule.fewest_seeds))).within(len(every))
+    found = [[gather(dot, row, metric, sign, every[:n]) for row in kept] for n in looks.taken]
+    made = []
+    for place, decision in enumerate(decide(found, size, looks, rule) if kept else ()):
+        seen = [at_look[place] for at_look in found[: decision.look + 1]]
+        evidence = next(one for one in reversed(seen) if one is not None)
+        low, high = sorted(sign * end for end in decision.interval(evidence))
+        levels = (decision.lower, decision.upper)
+        made.append(
+            Comparison(
+                kept[place].label,
+                sign * evidence.gain,
+                low,
+                high,
+                evidence.seeds,
+                size,
+                decision.word,
+                levels if sign > 0 else levels[::-1],
+                evidence.units,
+                evidence.unseen(decision.lower),
+            )
+        )
+    return made
 
 
 def judge_again(
@@ -519,12 +536,16 @@ def judge_again(
     table is voided in at most 5 of 100 cases.
     """
     count = min(len(dot.scores), len(again.scores))
-    pair = [_renumbered(row, count) for row in (dot, again)]
     if count < FEWEST_SEEDS:
         return None
-    return judge(
-        pair[0], pair[1:], metric=metric, higher_is_better=higher_is_better, margin=margin
-    )[0]
+    pair = []
+    for row in (dot, again):
+        seeds = dict(enumerate(sorted(row.scores)[:count]))
+        scores = {new: row.scores[old] for new, old in seeds.items()}
+        known = {new: row.statistics[old] for new, old in seeds.items() if old in row.statistics}
+        pair.append(replace(row, scores=scores, statistics=known))
+    dot, again = pair
+    return judge(dot, [again], metric=metric, higher_is_better=higher_is_better, margin=margin)[0]
 
 
 def is_void(again: Comparison | None) -> bool:
@@ -537,17 +558,7 @@ def voided(comparison: Comparison) -> Comparison:
     return replace(comparison, word=VOID)
 
 
-def _renumbered(row: Measured, count: int) -> Measured:
-    seeds = dict(enumerate(sorted(row.scores)[:count]))
-    return Measured(
-        row.label,
-        {new: row.scores[old] for new, old in seeds.items()},
-        {new: row.statistics[old] for new, old in seeds.items() if old in row.statistics},
-        row.units,
-    )
-
-
-def _evidence(
+def gather(
     dot: Measured, row: Measured, metric: str, sign: float, every: Sequence[int]
 ) -> Evidence | None:
     """What the shared ones of these seeds show; None where there is none."""
@@ -564,6 +575,7 @@ def _evidence(
 
 
 def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) -> Influences:
+    """The jackknife of each seed's statistics; infinite where they are missing or do not fit."""
     tables = [side.statistics[seed] for seed in seeds if seed in side.statistics]
     sizes = {len(table) for table in tables}
     fits = side.units is None or sizes == {len(side.units)}
@@ -571,32 +583,6 @@ def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) 
         return Influences(np.full((len(seeds), 1), np.inf), 1.0)
     values: Array = sign * np.stack([side.influence(metric, seed) for seed in seeds])
     return Influences(values, effective_units(len(tables[0]), side.units))
-
-
-def _comparison(
-    label: str,
-    found: Sequence[Sequence[Evidence | None]],
-    place: int,
-    decision: Decision,
-    margin: float,
-    sign: float,
-) -> Comparison:
-    seen = [row[place] for row in found[: decision.look + 1]]
-    evidence = next(one for one in reversed(seen) if one is not None)
-    low, high = sorted(sign * end for end in decision.interval(evidence))
-    levels = (decision.lower, decision.upper)
-    return Comparison(
-        label,
-        sign * evidence.gain,
-        low,
-        high,
-        evidence.seeds,
-        margin,
-        decision.word,
-        levels if sign > 0 else levels[::-1],
-        evidence.units,
-        evidence.unseen(decision.lower),
-    )
 
 
 def power(
@@ -629,38 +615,27 @@ def power(
 
 
 def power_sentence(
-    seeds: Sequence[int],
-    *,
-    sd: float | None,
-    margin: float,
-    rows: int,
-    example_error: float = 0.0,
+    seeds: Sequence[int], *, sd: float | None, margin: float, rows: int, example_error: float = 0.0
 ) -> str:
-    """What a study can be expected to decide, before it is run or from its own spread."""
+    """What a study can be expected to decide, from its own spread or, None, before it is known."""
     if sd is None:
-        return _power_by_spread(seeds[0], rows)
-    chances = [
-        power(n, row_sd=sd, dot_sd=sd, margin=margin, rows=rows, example_error=example_error)
-        for n in seeds
-    ]
+        spreads = (0.1, 0.25, 0.5)
+        found = [
+            power(seeds[0], row_sd=each, dot_sd=each, margin=1.0, rows=rows) for each in spreads
+        ]
+        shown = " / ".join(f"{100 * chance:.0f}" for chance in found)
+        return (
+            f"With {seeds[0]} seeds and {rows} row{'s' * (rows > 1)}, a row equal to dot is "
+            f"decided in {shown} % of studies if the seed std is "
+            f"{' / '.join(map(str, spreads))} of the margin."
+        )
+    known = {"row_sd": sd, "dot_sd": sd, "margin": margin, "example_error": example_error}
     listed = ", ".join(
-        f"{n} seeds decide it in {chance:.0%} of cases"
-        for n, chance in zip(seeds, chances, strict=True)
+        f"{n} seeds decide it in {power(n, rows=rows, **known):.0%} of cases" for n in seeds
     )
     return (
         f"A row equal to dot, one of {rows}, where seeds spread by {sd:.2g} and the margin is "
         f"{margin:.2g}: {listed}."
-    )
-
-
-def _power_by_spread(seeds: int, rows: int) -> str:
-    """The same where nobody knows yet how far seeds lie apart."""
-    spreads = (0.1, 0.25, 0.5)
-    chances = [power(seeds, row_sd=sd, dot_sd=sd, margin=1.0, rows=rows) for sd in spreads]
-    shown = " / ".join(f"{100 * chance:.0f}" for chance in chances)
-    return (
-        f"With {seeds} seeds and {rows} row{'s' * (rows > 1)}, a row equal to dot is decided in "
-        f"{shown} % of studies if the seed std is {' / '.join(map(str, spreads))} of the margin."
     )
 
 

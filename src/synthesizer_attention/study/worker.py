@@ -1,11 +1,12 @@
-"""A worker process of a study: it imports torch once, has one thread, and takes orders on stdin.
+"""A worker process of a study: it imports torch once, has one thread, and answers orders.
 
-    pool -> worker    {"do": "size" | "prepare" | "train", ...}     a JSON line each
-    worker -> pool    {}                                            it listens
-                      {...}                                         the answer to an order
-                      {"error": ..., "ends_study": ...}             or the user's mistake
-A worker whose stdin ends saves a checkpoint and exits: none outlives the study it serves. Any other
-error ends the worker with a traceback in its log; the pool reports it and starts another.
+    pool -> worker    {"do": "size" | "prepare" | "train", "recipe": ..., ...}     a JSON line each
+    worker -> pool    {}                                                           it is ready
+                      {...}                                                        the answer
+                      {"error": ..., "ends_study": ...}                            a user's mistake
+
+A worker whose stdin ends saves a checkpoint and exits: none outlives its study. Any other error
+ends the worker with a traceback in its log.
 """
 
 import json
@@ -20,12 +21,14 @@ from typing import Any
 
 from synthesizer_attention.errors import OtherDataError, UserError
 from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.recipe import Recipe, parse_recipe
+from synthesizer_attention.run.run import Run
 
 Message = dict[str, Any]
 
 
 def serve() -> None:
-    """A worker's whole life: answer orders until stdin ends."""
+    """Answer orders until stdin ends."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an answer
 
@@ -38,7 +41,14 @@ def serve() -> None:
     orders: Queue[Message | None] = Queue()
     busy = threading.Event()
     threading.Thread(target=_take_orders, args=(orders, busy), daemon=True).start()
-    _import_torch()
+    import torch
+    from transformers.utils import logging
+
+    import synthesizer_attention.training.loop  # noqa: F401  while the study is still planned
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     while (order := orders.get()) is not None:
         try:
             answer(perform(order))
@@ -64,43 +74,16 @@ def _take_orders(orders: "Queue[Message | None]", busy: threading.Event) -> None
 
 def perform(order: Message) -> Message:
     """Do what an order says, and answer."""
-    arguments = {name: value for name, value in order.items() if name != "do"}
-    return WORK[order["do"]](**arguments)
+    arguments = {name: value for name, value in order.items() if name not in ("do", "recipe")}
+    return WORK[order["do"]](parse_recipe(order["recipe"]), **arguments)
 
 
-def _import_torch() -> None:
-    import torch
-    from transformers.utils import logging
-
-    import synthesizer_attention.training.loop  # noqa: F401  while the study is still planned
-
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-
-
-def _size(recipe: str, like: str | None, measure: str) -> Message:
-    """The width that makes a recipe as large as another, and how far off that is."""
-    from synthesizer_attention.run.recipe import parse_recipe
-    from synthesizer_attention.study.budget import at_width, count, match_width
-
-    parsed = parse_recipe(recipe)
-    if like is None:
-        count(parsed, measure)  # a spec that cannot be built fails here, before anything runs
-        return {"d_ff": parsed.model.d_ff, "off": 0.0}
-    other = parse_recipe(like)
-    sized = at_width(parsed, match_width(parsed, other, measure))
-    return {"d_ff": sized.model.d_ff, "off": count(sized, measure) - count(other, measure)}
-
-
-def _prepare(recipe: str) -> Message:
+def _prepare(recipe: Recipe) -> Message:
     """Read and cache a recipe's data, and measure what a run of it would take."""
-    from synthesizer_attention.run.recipe import parse_recipe
     from synthesizer_attention.tasks import build_task
     from synthesizer_attention.training.preview import time_answer, time_step
 
-    parsed = parse_recipe(recipe)
-    task = build_task(parsed)
+    task = build_task(recipe)
     tokens, examples = {}, {}
     for split in ("validation", "test"):
         batches = [(batch.num_tokens, len(batch.indices)) for batch in task.batches(split)]
@@ -109,33 +92,71 @@ def _prepare(recipe: str) -> Message:
         "report": task.report,
         "metric": task.main_metric,
         "examples": examples,
-        "seconds_per_step": time_step(parsed, task),
+        "seconds_per_step": time_step(recipe, task),
         "tokens": tokens,
-        "seconds_per_answer": time_answer(parsed, task),
+        "seconds_per_answer": time_answer(recipe, task),
     }
 
 
 def _train(
-    recipe: str,
-    path: str,
-    split: str,
-    tracker: str | None = None,
-    data: str | None = None,
+    recipe: Recipe, path: str, split: str, tracker: str | None = None, data: str | None = None
 ) -> Message:
     """One run of known data, resumed if unfinished, and measured on a split."""
-    from synthesizer_attention.run.recipe import parse_recipe
-    from synthesizer_attention.run.run import Run
     from synthesizer_attention.training.loop import fit
 
-    parsed = parse_recipe(recipe)
-    return {"result": fit(parsed, Run(path), tracker=tracker, split=split, data=data)}
+    return {"result": fit(recipe, Run(path), tracker=tracker, split=split, data=data)}
 
 
-WORK: dict[str, Callable[..., Message]] = {
-    "size": _size,
-    "prepare": _prepare,
-    "train": _train,
-}
+def _size(recipe: Recipe, like: str | None, measure: str) -> Message:
+    """The width that makes a recipe as large as another, and how far off that is."""
+    if like is None:
+        count(recipe, measure)  # a spec that cannot be built fails here, before anything runs
+        return {"d_ff": recipe.model.d_ff, "off": 0.0}
+    other = parse_recipe(like)
+    sized = at_width(recipe, match_width(recipe, other, measure))
+    return {"d_ff": sized.model.d_ff, "off": count(sized, measure) - count(other, measure)}
+
+
+WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}
+
+
+def count(recipe: Recipe, measure: str) -> float:
+    """A recipe's trained parameters ("params"), or its forward FLOPs per token ("flops").
+
+    Entries of a causal table that no query reads do not count as parameters.
+    """
+    from synthesizer_attention.models import cost
+    from synthesizer_attention.training.build import rough_config
+
+    config = rough_config(recipe)
+    if measure == "flops":
+        return cost.flops_per_token(config)
+    model = cost.sketch(config)
+    return cost.count_parameters(model)["total"] - cost.unread_parameters(model)
+
+
+def match_width(recipe: Recipe, like: Recipe, measure: str) -> int:
+    """The d_ff at which `recipe` comes nearest to the count of `like`.
+
+    Both counts are linear in d_ff, and what the vocabulary adds is the same on both sides.
+    """
+    budget = count(like, measure)
+    first = count(at_width(recipe, 1), measure)
+    slope = count(at_width(recipe, 2), measure) - first
+    width = 1 + round((budget - first) / slope)
+    if width < 1:
+        raise UserError(
+            f"{recipe.synthesis} has {first:,.0f} {measure} with a feed-forward of width 1, more "
+            f"than the {budget:,.0f} of {like.synthesis} it must match; leave the row out, "
+            "shorten model.max_len or use --match none"
+        )
+    return width
+
+
+def at_width(recipe: Recipe, d_ff: int) -> Recipe:
+    """The recipe with another feed-forward width."""
+    model = recipe.model.model_copy(update={"d_ff": d_ff})
+    return recipe.model_copy(update={"model": model})
 
 
 if __name__ == "__main__":
