@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from corpus import pairs, small, write_tsv
+from studies import Here
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report import ladder
 from synthesizer_attention.report.ladder import sentence
@@ -33,7 +34,6 @@ from synthesizer_attention.study.ladder import (
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.rows import Asked, make_rungs
 from synthesizer_attention.tasks import build_task
-from test_study import Here
 from tiny import language_model
 
 COMPUTE = (1e12, 4e12, 1.6e13, 6.4e13)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from studies import conducted, study_of
 from synthesizer_attention.cli import main
 from synthesizer_attention.data.corpora import CORPORA
 from synthesizer_attention.data.files import File
@@ -25,7 +26,6 @@ from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from synthesizer_attention.training.loop import fit
-from test_study import conducted, study_of
 from test_training import Told, assert_same_outcome
 from tiny import SIZE, WORDS, language_model
 

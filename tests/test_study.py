@@ -1,6 +1,5 @@
 """Comparisons: fair by construction; nothing lost, mixed or hidden when something goes wrong."""
 
-import json
 import os
 import shlex
 import shutil
@@ -8,89 +7,76 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-import synthesizer_attention
+from corpus import ENGLISH, SMALL
+from studies import Here, conducted, here, planned, rewrite, study_of
 from synthesizer_attention.errors import UserError
+from synthesizer_attention.report.load import read_studies
+from synthesizer_attention.report.opponent import opponent_of
+from synthesizer_attention.report.sections import text_of
+from synthesizer_attention.report.summary import summarize
+from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.interruption import Interrupted
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.compare import conduct, fit_widths, list_commands, settle
+from synthesizer_attention.study.compare import list_commands
 from synthesizer_attention.study.plan import draw_up
+from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.study.tune import TRIAL_SEEDS, settings_of
-from synthesizer_attention.study.worker import at_width, count, match_width, perform
-from synthesizer_attention.study.workers import Task
+from synthesizer_attention.study.worker import at_width, count, match_width
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.build import build_model
 from synthesizer_attention.training.loop import fit
-from tiny import language_model
+from tiny import environment, language_model
+
+ROTARY, RELATIVE = "sinusoidal+rotary", "sinusoidal+relative"
 
 
-class Here:
-    """An executor in this process, where torch is imported already."""
-
-    capacity, place, notices = 1, "of one thread", ()
-
-    def grow(self, size):
-        pass
-
-    def submit(self, do, **arguments):
-        task = Task(do, **arguments)
-        task.notes.append({"event": "start"})
-        try:
-            task.set_result(self.perform(task.order))
-        except UserError as error:
-            task.set_exception(error)
-        return task
-
-    def wait(self, tasks):
-        return {*tasks}
-
-    def perform(self, order):
-        return perform(order)
+def made(folder, **asked):
+    """A comparison that is run once for all tests, and its plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SYNTHESIZER_CACHE", str(folder / "cache"))
+        if "recipe" not in asked:
+            asked["recipe"] = str(folder / "tiny.toml")
+            Path(asked["recipe"]).write_text(dump(language_model(folder)))
+        done = Asked(out=folder / "study", seeds=1, jobs="1", **asked)
+        said = []
+        return done, conducted(done, say=said.append), said
 
 
-@contextmanager
-def here(folder, jobs, say=print):
-    """A pool that starts no process, in the place of `open_pool`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    yield Here()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Learning rates and dot's positions were searched, three trials each; two rows were asked."""
+    folder = tmp_path_factory.mktemp("searched")
+    return made(folder, syntheses=("dot", "random"), tune=3)
 
 
-def planned(asked):
-    plan = draw_up(asked)
-    settle(plan, lambda line: None)
-    fit_widths(plan, Here(), lambda line: None)
-    return plan
+@pytest.fixture
+def searched(finished, tmp_path):
+    """A copy of it, to change."""
+    asked = replace(finished[0], out=tmp_path / "copy")
+    shutil.copytree(finished[0].out, asked.out)
+    return asked
 
 
-def conducted(asked):
-    plan = draw_up(asked)
-    plan.out.mkdir(exist_ok=True)
-    return conduct(plan, Here(), print, plain=True)
-
-
-def study_of(asked):
-    return json.loads((asked.out / "study.json").read_text())
-
-
-def test_the_default_rows_are_the_papers_table_and_two_controls(asked):
+def test_rows_are_the_papers_table_and_two_controls_or_those_asked_for(asked):
     labels = [row.label for row in planned(asked).rows]
     assert labels[0] == "dot"
     assert len(labels) == 12
-    assert labels[-3:] == ["none", "dot, other seeds", "dot, as large as random+dot"]
-
-
-def test_chosen_rows_have_the_two_controls_where_they_are_asked_for(asked):
+    controls = ["dot, other seeds", "dot, as large as random+dot"]
+    assert labels[-3:] == ["none", *controls]
     chosen = replace(asked, syntheses=("dot", "random"))
     assert [row.label for row in planned(chosen).rows] == ["dot", "random"]
     labels = [row.label for row in planned(replace(chosen, controls=True)).rows]
-    assert labels == ["dot", "random", "dot, other seeds", "dot, as large as random+dot"]
+    assert labels == ["dot", "random", *controls]
 
 
 def test_parameters_that_rows_share_start_equal_and_rows_see_equal_batches(asked):
@@ -131,9 +117,11 @@ def test_rows_differ_in_nothing_but_the_synthesis(asked):
     assert recipes[-1].model.d_ff > recipes[0].model.d_ff
 
 
-@pytest.mark.parametrize("measure", ["params", "flops"])
-def test_matching_meets_the_budget_within_rounding(asked, measure):
-    plan = planned(replace(asked, match=measure))
+@pytest.mark.parametrize(
+    ("measure", "specs"), [("params", ()), ("flops", ("dot", "dense", "none"))]
+)
+def test_matching_meets_the_budget_within_rounding(asked, measure, specs):
+    plan = planned(replace(asked, match=measure, syntheses=specs, controls=True))
     assert [row.label for row in plan.rows][-2:] == ["none", "dot, other seeds"]
     dot, *others = [plan.recipe(row, 1) for row in plan.rows]
     budget = count(dot, measure)
@@ -154,9 +142,9 @@ def test_entries_of_a_causal_table_that_are_never_read_do_not_count(tmp_path):
     )
 
 
-def test_a_row_too_large_to_match_is_named(asked, tmp_path):
-    small = language_model(tmp_path, "model.max_len=64", "model.d_ff=8", synthesis="random")
-    dot = language_model(tmp_path, "model.max_len=64", "model.d_ff=8", synthesis="dot")
+def test_a_row_too_large_to_match_is_named(tmp_path):
+    sizes = ("model.max_len=64", "model.d_ff=8")
+    small, dot = (language_model(tmp_path, *sizes, synthesis=spec) for spec in ("random", "dot"))
     with pytest.raises(UserError, match=r"random has [\d,]+ params .* more than the [\d,]+ of dot"):
         match_width(small, dot, "params")
 
@@ -178,83 +166,142 @@ def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
     assert len(paths) == 22  # a quick look has no A/A row
 
 
-def test_a_list_of_commands_cannot_know_what_tuning_chooses(asked):
+def test_a_list_of_commands_cannot_know_what_is_chosen_later(asked):
     with pytest.raises(UserError, match="--plan cannot list the runs of --tune"):
         list_commands(replace(asked, tune=3), print)
-
-
-ROTARY, RELATIVE = "sinusoidal+rotary", "sinusoidal+relative"
-
-
-def test_a_row_has_settings_of_its_own(asked):
-    asked = replace(asked, syntheses=("dot@model.positions=rotary", "V@model.d_ff=40", "random"))
-    conducted(asked)
-    rows = study_of(asked)["rows"]
-    assert [row["label"] for row in rows] == ["dot, rotary", "dot, d_ff=40", "random"]
-    assert rows[0]["runs"] == ["dot-positions=rotary/seed1"]
-    assert rows[0]["settings"] == ["model.positions=rotary"]
-    recipes = [Run(asked.out / row["runs"][0]).recipe() for row in rows]
-    assert [recipe.model.positions for recipe in recipes] == ["rotary", "sinusoidal", "sinusoidal"]
-    assert recipes[1].model.d_ff == 40
-    assert draw_up(asked).rows[0].candidate
-    assert not draw_up(asked).rows[1].candidate
-    asked = replace(asked, syntheses=("dot@model.positions=rotary@model.equal_qk_init=true",))
-    row = draw_up(asked).rows[0]
-    assert (row.label, row.candidate) == ("dot, rotary, equal_qk_init=true", True)
-
-
-@pytest.mark.parametrize(
-    "setting", ["data.holdout=0.5", "seed=3", "model.positions", "model.kind=x"]
-)
-def test_a_row_cannot_set_what_all_rows_share(asked, setting):
-    with pytest.raises(UserError, match=r"a row may set keys of \[model\] and \[train\], as in"):
-        draw_up(replace(asked, syntheses=(f"dot@{setting}",)))
-
-
-def test_a_number_of_heads_is_no_setting(asked):
-    rows = draw_up(replace(asked, syntheses=("R@1|V@1@model.d_ff=40", "random@1|dot@1"))).rows
-    assert [row.spec for row in rows] == ["random@1|dot@1"] * 2
-    assert [row.label for row in rows] == ["random@1|dot@1, d_ff=40", "random@1|dot@1"]
-
-
-def test_what_seeds_can_decide_is_said_before_they_are_run(asked, capsys):
-    conducted(replace(asked, syntheses=("dot", "none"), seeds=3))
-    said = capsys.readouterr().out
-    told = "With 3 seeds and 1 row, a row equal to dot is decided in "
-    assert said.index(told) < said.index("[0/6]")
-
-
-def test_a_plan_for_a_cluster_is_refused(asked):
     with pytest.raises(UserError, match="--plan runs nothing on a cluster"):
         list_commands(replace(asked, jobs="ray:auto"), print)
 
 
-def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_one_stays(asked):
-    """Trials have a seed of their own, and the controls follow the opponent."""
-    conducted(asked := replace(asked, opponent="auto", syntheses=("dot", "random")))
+def test_a_row_has_settings_of_its_own(asked):
+    specs = ("dot@model.positions=rotary", "V@model.d_ff=40", "random@1|dot@1@model.d_ff=40")
+    specs += ("R@1|V@1", "dot@model.positions=rotary@model.equal_qk_init=true")
+    plan = draw_up(replace(asked, syntheses=specs))
+    assert [row.label for row in plan.rows] == [
+        "dot, rotary",
+        "dot, d_ff=40",
+        "random@1|dot@1, d_ff=40",  # a number of heads is no setting
+        "random@1|dot@1",
+        "dot, rotary, equal_qk_init=true",
+    ]
+    assert [row.candidate for row in plan.rows] == [True, False, False, False, True]
+    models = [plan.recipe(row, 1).model for row in plan.rows]
+    assert [model.positions for model in models[:3]] == ["rotary", "sinusoidal", "sinusoidal"]
+    assert [model.d_ff for model in models[:4]] == [32, 40, 40, 32]
+    assert plan.path(plan.rows[0], 1) == asked.out / "dot-positions=rotary" / "seed1"
+    plan.out.mkdir()
+    plan.write()
+    assert study_of(asked)["rows"][0]["settings"] == ["model.positions=rotary"]
+    for setting in ("data.holdout=0.5", "seed=3", "model.positions", "model.kind=x"):
+        with pytest.raises(UserError, match=r"a row may set keys of \[model\] and \[train\], as"):
+            draw_up(replace(asked, syntheses=(f"dot@{setting}",)))
+
+
+def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(finished):
+    asked, plan, said = finished
+    search = "search: 3 trials per variant, the best 2 of each again under a second seed"
+    assert any(line.startswith(search) for line in said)
+    assert any("for these trials (20 runs left, 1 worker" in line for line in said)
+    study = study_of(asked)
+    assert study["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
+    assert study["rule"] == "holm"
+    for row, record in zip(plan.rows, study["rows"], strict=True):
+        scores = {}
+        for trial in record["trials"]:
+            run = Run(asked.out / trial["run"])
+            assert run.recipe().seed == trial["seed"]
+            assert run.result()["split"] == "validation"
+            assert run.result()["metrics"]["bits_per_byte"] == pytest.approx(trial["validation"])
+            scores.setdefault(tuple(trial["changes"]), []).append(trial["validation"])
+        first = sorted(scores, key=lambda changes: scores[changes][0])
+        assert [len(scores[changes]) for changes in first] == [2, 2, 1]
+        chosen = min(first[:2], key=lambda changes: sum(scores[changes]))
+        train = Run(plan.path(row, 1)).recipe().train
+        assert chosen == (f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}")
+        assert Run(plan.path(row, 1)).result()["split"] == "test"
+
+
+def test_the_opponent_is_the_best_dot_product_on_validation_and_the_configured_one_stays(finished):
+    asked, plan, _ = finished
     study = study_of(asked)
     told = study["opponent"]
-    assert told["how"] == "chosen on validation"
-    assert told["configured"] == "dot"
-    trials = {}
+    assert (told["how"], told["configured"]) == ("chosen on validation", "dot")
+    tried = {}
     for trial in told["trials"]:
-        run = Run(asked.out / trial["run"])
-        assert run.recipe().seed == trial["seed"]
-        assert run.result()["split"] == "validation"
-        trials.setdefault(run.recipe().model.positions, {})[trial["seed"]] = trial["validation"]
-    assert set(trials) == {"sinusoidal", RELATIVE, ROTARY}
-    assert all(list(scores) == [*TRIAL_SEEDS] for scores in trials.values())
-    best = min(trials, key=lambda kind: sum(trials[kind].values()))
+        assert Run(asked.out / trial["run"]).recipe().model.positions == trial["positions"]
+        key = trial["positions"], tuple(trial["changes"])
+        tried.setdefault(key, []).append(trial["validation"])
+    assert {kind for kind, _ in tried} == {"sinusoidal", RELATIVE, ROTARY}
+    twice = {key: scores for key, scores in tried.items() if len(scores) == 2}
+    best, _ = min(twice, key=lambda key: sum(twice[key]))
     assert told["label"] == ("dot" if best == "sinusoidal" else f"dot, {best}")
     labels = [row["label"] for row in study["rows"]]
     assert labels == list(dict.fromkeys(["dot", "random", told["label"]]))
-    shutil.move(asked.out / "trials", asked.out.parent / "elsewhere")
-    conducted(asked)
-    assert study_of(asked) == study, "also of a dot product that did not become a row"
-    shutil.move(asked.out.parent / "elsewhere", asked.out / "trials")
-    for row in study["rows"]:
-        if row["label"] == told["label"]:
-            assert Run(asked.out / row["runs"][0]).recipe().model.positions == best
+    row = plan.rows[labels.index(told["label"])]
+    assert Run(plan.path(row, 1)).recipe().model.positions == best
+
+
+def test_a_record_without_its_trials_goes_on_and_a_damaged_one_does_not(searched, capsys):
+    """study.json knows what they reached, also those of a dot product that is no row."""
+    record = study_of(searched)
+    shutil.rmtree(searched.out / "trials")
+    conducted(searched)
+    said = capsys.readouterr().out
+    assert "12 of the trials are known from study.json" in said
+    assert f"{len(record['rows'])} of {len(record['rows'])} runs finished already" in said
+    assert not (searched.out / "trials").exists()
+    assert study_of(searched) == record
+    rewrite(searched, lambda s: s["rows"][1]["trials"][0].update(validation="good"))
+    with pytest.raises(UserError, match=r"study\.json is not .* \(rows\.1\.trials\.0\.validation"):
+        draw_up(searched)
+
+
+def test_a_larger_search_goes_on_where_a_smaller_one_ended(searched):
+    first = [Run(path.parent) for path in searched.out.glob("trials/*/*/result.json")]
+    times = [(run.path / "result.json").stat().st_mtime_ns for run in first]
+    for run in first:  # as records are kept
+        shutil.rmtree(run.model)
+        shutil.rmtree(run.checkpoints)
+    conducted(replace(searched, tune=4))
+    trials = [trial["run"] for row in study_of(searched)["rows"] for trial in row["trials"]]
+    assert {"trials/dot/trial4", "trials/random/trial4", "trials/dot/trial1"} <= {*trials}
+    assert [(run.path / "result.json").stat().st_mtime_ns for run in first] == times
+    for fewer in (3, 0):
+        with pytest.raises(UserError, match=f"--tune: 4 -> {fewer}"):
+            draw_up(replace(searched, tune=fewer))
+
+
+def test_a_study_that_began_with_one_search_seed_goes_on_with_it(searched):
+    """Other settings would make another study of it, after its verdict was seen."""
+    for path in searched.out.glob("trials/*/*-again"):
+        shutil.rmtree(path)
+
+    def as_it_was(study):
+        del study["search"]
+        for holder in (*study["rows"], study["opponent"]):
+            holder["trials"] = [trial for trial in holder["trials"] if not trial["seed"]]
+
+    rewrite(searched, as_it_was)
+    later = conducted(replace(searched, tune=None))
+    assert (later.repeated, later.asked.trials) == (0, 3)
+    assert not list(searched.out.glob("trials/*/*-again"))
+    assert study_of(searched)["search"] == {"repeated": 0, "seeds": [0]}
+
+
+def test_rows_can_be_judged_against_another_row(searched):
+    conducted(replace(searched, against=("R",)))
+    assert study_of(searched)["against"] == ["random"]
+    (study,) = read_studies([searched.out])
+    summary = summarize(study)
+    (opponent,) = summary.opponents
+    assert opponent.label == "random"
+    assert "random" not in opponent.compared
+    scores = {line.row.label: line.mean for line in summary.lines}
+    for label, comparison in opponent.compared.items():
+        assert comparison.difference == pytest.approx(scores[label] - scores["random"])
+    assert "## Against random" in text_of([summary])
+    with pytest.raises(UserError, match="--against lightconv is not a row; choose from dot, rand"):
+        draw_up(replace(searched, against=("lightconv",)))
 
 
 def test_every_kind_of_positions_is_searched_as_any_other_row_is(asked):
@@ -296,7 +343,7 @@ def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked, 
 
 
 def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_further(
-    asked, monkeypatch
+    asked, monkeypatch, capsys
 ):
     few = ("train.steps=2", "evaluate.every=2")
     asked = replace(asked, seeds=None, until_decided=True, overrides=few)
@@ -312,6 +359,9 @@ def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_furthe
 
     monkeypatch.setattr("synthesizer_attention.study.compare.judge", judged)
     conducted(asked)
+    printed = capsys.readouterr().out
+    told = "With 3 seeds and 2 rows, a row equal to dot is decided in "
+    assert printed.index(told) < printed.index("[0/9]"), "before they are run"
     study = study_of(asked)
     assert study["looks"] == {"planned": [3, 5, 8, 12], "taken": [3, 5]}
     runs = {row["label"]: len(row["runs"]) for row in study["rows"]}
@@ -369,31 +419,9 @@ def test_planned_looks_stay_and_say_what_was_not_planned(asked):
     begin(asked, 3)
     with pytest.raises(UserError, match="was planned with looks at 3, 5, 8, 12 seeds and has"):
         draw_up(replace(asked, seeds=5, until_decided=False))
-    study = study_of(asked)
-    study["looks"]["unplanned"] = [3]
-    (asked.out / "study.json").write_text(json.dumps(study))
+    rewrite(asked, lambda study: study["looks"].update(unplanned=[3]))
     draw_up(asked).write()
     assert study_of(asked)["looks"] == {"planned": [3, 5, 8, 12], "taken": [3], "unplanned": [3]}
-
-
-def test_a_larger_search_goes_on_where_a_smaller_one_ended(asked):
-    asked = replace(asked, syntheses=("random",), tune=2)
-    conducted(asked)
-    first = [Run(asked.out / trial["run"]) for trial in study_of(asked)["rows"][0]["trials"]]
-    times = [(run.path / "result.json").stat().st_mtime_ns for run in first]
-    for run in first:  # as records are kept
-        shutil.rmtree(run.model)
-        shutil.rmtree(run.checkpoints)
-    conducted(replace(asked, tune=3))
-    trials = study_of(asked)["rows"][0]["trials"]
-    found = {trial["run"]: trial["seed"] for trial in trials}
-    assert found.keys() >= {str(run.path.relative_to(asked.out)) for run in first}
-    assert [run.path.name for run in first] == ["trial1", "trial2", "trial1-again", "trial2-again"]
-    assert [(run.path / "result.json").stat().st_mtime_ns for run in first] == times
-    with pytest.raises(UserError, match="--tune: 3 -> 2"):
-        draw_up(asked)
-    with pytest.raises(UserError, match="--tune: 3 -> 0"):
-        draw_up(replace(asked, tune=0))
 
 
 def test_a_changed_recipe_goes_elsewhere_and_never_into_the_same_directory(asked):
@@ -429,22 +457,48 @@ def test_it_is_said_for_which_row_the_rates_were_chosen(asked):
     assert draw_up(replace(asked, tune=2)).words == ()
 
 
-def test_a_wrong_option_is_refused_before_anything_runs(asked):
-    with pytest.raises(UserError, match="--match is 'size'; choose from none, params, flops"):
-        draw_up(replace(asked, match="size"))
-    with pytest.raises(UserError, match="unknown synthesis 'randum'"):
-        draw_up(replace(asked, syntheses=("randum",)))
-    with pytest.raises(UserError, match="factorized_random"):
-        planned(replace(asked, syntheses=("factorized_random:k=no",)))
+WRONG = {
+    "--match is 'size'; choose from none, params, flops": {"match": "size"},
+    "unknown synthesis 'randum'": {"syntheses": ("randum",)},
+    "--tune with --pretrain would pretrain every trial": {"pretrain": "pretrain", "tune": 2},
+    r"--set pretrain.* changes nothing without": {"overrides": ("pretrain.train.steps=2",)},
+    "seed 0 chooses learning rates and is never reported": {"tune": 2, "overrides": ("seed=0",)},
+    r"--margin is 0; expected a number of points above 0": {"margin": 0.0},
+    r"--margin is nan; expected a number of points": {"margin": float("nan")},
+    "--vary got 'model.num_heads'; expected KEY=V1,V2": {"vary": ("model.num_heads",)},
+    "--vary got 'model.num_heads=1'; expected": {"vary": ("model.num_heads=1",)},
+    "--jobs is 'two'; expected a number": {"jobs": "two"},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_option_is_refused_before_anything_runs(asked, said):
+    with pytest.raises(UserError, match=said):
+        draw_up(replace(asked, **WRONG[said]))
     assert not asked.out.exists()
 
 
-def test_data_that_cannot_be_read_leaves_no_comparison_behind(asked):
+def test_what_a_worker_refuses_leaves_no_comparison_behind(asked):
     """So that the next try, with another setting, may have the same place."""
-    wrong = replace(asked, overrides=("data.columns.text=missing",))
+    draw_up(replace(asked, tune=0, overrides=("seed=0",)))
+    with pytest.raises(UserError, match="factorized_random"):
+        planned(replace(asked, syntheses=("factorized_random:k=no",)))
     with pytest.raises(UserError, match=r"data\.columns\.text is 'missing'"):
-        conducted(wrong)
+        conducted(replace(asked, overrides=("data.columns.text=missing",)))
     assert not (asked.out / "study.json").exists()
+
+
+class Interrupting(Here):
+    """Ctrl-C once so many runs were waited for."""
+
+    def __init__(self, runs):
+        self.left = runs
+
+    def submit(self, do, **arguments):
+        if do == "train" and not self.left:
+            raise Interrupted("interrupted")
+        self.left -= do == "train"
+        return super().submit(do, **arguments)
 
 
 def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatch):
@@ -455,15 +509,17 @@ def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatc
     plan.out.mkdir()
     plan.write()
     dot, random, none = (Run(plan.path(row, 1)) for row in plan.rows)
+    with pytest.raises(Interrupted, match="interrupted with 1 of 3 runs finished; run the same"):
+        conducted(asked, Interrupting(1))
     with random.held(random_recipe := plan.recipe(plan.rows[1], 1)):
         conducted(asked)
-    assert f"[2/3] random seed 1 failed: process {os.getpid()} on " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 3 runs finished already" in said
+    assert f"[2/3] random seed 1 failed: process {os.getpid()} on " in said
     errors = [row["error"] for row in study_of(asked)["rows"]]
     assert errors[0] is None
     assert errors[1].startswith("seed 1: process ")
-    assert dot.is_finished
-    assert none.is_finished
-    assert not random.is_finished
+    assert (dot.is_finished, random.is_finished, none.is_finished) == (True, False, True)
     first = (dot.path / "result.json").stat().st_mtime_ns
 
     conducted(asked)
@@ -471,65 +527,6 @@ def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatc
     assert [row["error"] for row in study_of(asked)["rows"]] == [None] * 3
     assert (dot.path / "result.json").stat().st_mtime_ns == first
     assert random.recipe() == random_recipe
-
-
-def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(asked, capsys):
-    plan = conducted(replace(asked, syntheses=("dot", "random"), tune=3))
-    said = capsys.readouterr().out
-    assert "search: 3 trials per variant, the best 2 of each again under a second seed" in said
-    assert "for these trials (10 runs left, 1 worker" in said, "the second seeds are counted"
-    for row, record in zip(plan.rows, study_of(asked)["rows"], strict=True):
-        scores = {}
-        for trial in record["trials"]:
-            run = Run(asked.out / trial["run"])
-            assert run.recipe().seed == trial["seed"]
-            assert run.result()["split"] == "validation"
-            assert run.result()["metrics"]["bits_per_byte"] == pytest.approx(trial["validation"])
-            scores.setdefault(tuple(trial["changes"]), []).append(trial["validation"])
-        first = sorted(scores, key=lambda changes: scores[changes][0])
-        assert [len(scores[changes]) for changes in first] == [2, 2, 1]
-        chosen = min(first[:2], key=lambda changes: sum(scores[changes]))
-        train = Run(plan.path(row, 1)).recipe().train
-        assert chosen == (f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}")
-        assert Run(plan.path(row, 1)).result()["split"] == "test"
-    assert study_of(asked)["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
-
-    # a record is kept without its trials: study.json knows what they reached
-    record = study_of(asked)
-    shutil.rmtree(asked.out / "trials")
-    conducted(asked := replace(asked, syntheses=("dot", "random"), tune=3))
-    said = capsys.readouterr().out
-    assert "6 of the trials are known from study.json" in said
-    assert "2 of 2 runs finished already" in said
-    assert not (asked.out / "trials").exists()
-    assert study_of(asked) == record
-    damaged = study_of(asked)
-    damaged["rows"][1]["trials"][0]["validation"] = "good"
-    (asked.out / "study.json").write_text(json.dumps(damaged))
-    with pytest.raises(UserError, match=r"study\.json is not .* \(rows\.1\.trials\.0\.validation"):
-        draw_up(asked)
-
-
-def test_a_study_that_began_with_one_search_seed_goes_on_with_it(asked):
-    """Other settings would make another study of it, after its verdict was seen."""
-    asked = replace(asked, syntheses=("dot", "random"), tune=3)
-    plan = draw_up(asked)
-    plan.out.mkdir()
-    conduct(replace(plan, repeated=0), Here(), print, plain=True)
-    study = study_of(asked)
-    del study["search"]  # as such studies were recorded
-    (asked.out / "study.json").write_text(json.dumps(study))
-    later = conducted(replace(asked, tune=None))
-    assert (later.repeated, later.asked.trials) == (0, 3)
-    assert not list(asked.out.glob("trials/*/*-again"))
-    assert study_of(asked)["rows"] == study["rows"]
-    assert study_of(asked)["search"] == {"repeated": 0, "seeds": [0]}
-
-
-def test_no_seed_that_chooses_is_reported(asked):
-    with pytest.raises(UserError, match="seed 0 chooses learning rates and is never reported; set"):
-        draw_up(replace(asked, tune=2, overrides=("seed=0",)))
-    draw_up(replace(asked, tune=0, overrides=("seed=0",)))
 
 
 def test_other_systems_are_rows_too_where_they_can_be(asked):
@@ -549,15 +546,121 @@ def test_other_systems_are_rows_too_where_they_can_be(asked):
 def test_planning_a_study_needs_neither_torch_nor_matplotlib():
     heavy = "{'torch', 'matplotlib'} & set(sys.modules)"
     script = f"import sys, synthesizer_attention.study.compare; print(sorted({heavy}))"
-    home = str(Path(synthesizer_attention.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": home},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_key_can_be_varied_and_each_value_has_its_own_dot(asked):
+    varied = replace(asked, syntheses=("dot", "random"), vary=("model.num_heads=1,2",))
+    plan = conducted(varied)
+    heads = {row.label: plan.recipe(row, 1).model.num_heads for row in plan.rows}
+    labels = [f"{spec}, num_heads {n}" for spec in ("dot", "random") for n in (1, 2)]
+    assert heads == dict(zip(labels, (1, 2, 1, 2), strict=True))
+    assert {row.folder for row in plan.rows} >= {"dot-num_heads-1", "random-num_heads-2"}
+    (study,) = read_studies([varied.out])
+    summary = summarize(study)
+    told = {line.row.label: line.comparison for line in summary.lines}
+    assert told["dot, num_heads 2"] is None
+    scores = {line.row.label: line.mean for line in summary.lines}
+    difference = scores["random, num_heads 2"] - scores["dot, num_heads 2"]
+    assert told["random, num_heads 2"].difference == pytest.approx(difference)
+    assert "| variant | num_heads 1 | num_heads 2 |" in text_of([summary]).replace("\\", "")
+    rows = draw_up(replace(asked, syntheses=("dot",), vary=("model.dropout=0.1,0.25",))).rows
+    assert [row.label for row in rows] == ["dot, dropout 0.1", "dot, dropout 0.25"]
+    assert [row.folder for row in rows] == ["dot-dropout-0.1", "dot-dropout-0.25"]
+
+
+SIZES = ("model.max_len=24", "model.decoder_max_len=16", "model.d_model=8", "model.num_heads=2")
+SHORT = ("train.steps=2", "train.batch_tokens=200", "evaluate.every=2", "evaluate.limit=4")
+
+
+@pytest.fixture(scope="module")
+def transferred(tmp_path_factory):
+    """A mixture of two tasks after span corruption on a text, in miniature."""
+    folder = tmp_path_factory.mktemp("transfer")
+    for name, columns in (("glue_cola", 1), ("glue_rte", 2)):
+        (folder / "sets" / name).mkdir(parents=True)
+        for split, number in (("train", 20), ("validation", 6)):
+            rows = [
+                {
+                    **{f"sentence{n or ''}": ENGLISH[(i + n) % 7] for n in range(columns)},
+                    **{f"sentence{n}": ENGLISH[(i + n) % 7] for n in range(1, columns + 1)},
+                    "label": i % 2,
+                    "idx": i,
+                }
+                for i in range(number)
+            ]
+            pq.write_table(pa.Table.from_pylist(rows), folder / "sets" / name / f"{split}.parquet")
+    (folder / "text.txt").write_text("\n".join(ENGLISH * 30))
+    before = (f"data.train={folder / 'text.txt'}", "text.vocab_size=420", *SIZES, *SHORT)
+    more = ("model.norm=rms", "model.positions=relative", "model.num_layers=1", "model.d_ff=16")
+    after = ('data.tasks=["glue_cola", "glue_rte"]', *SIZES, *SHORT, "evaluate.max_new_tokens=2")
+    overrides = [f"pretrain.{change}" for change in (*SMALL, *before, *more)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SYNTHESIZER_DATA", str(folder / "sets"))
+        return made(
+            folder,
+            recipe="tiny-en-mix",
+            syntheses=("dot", "dot@model.positions=sinusoidal", "random"),
+            pretrain="pretrain",
+            overrides=(*overrides, *SMALL, *after, *more[2:]),
+        )
+
+
+@pytest.fixture
+def transfer(transferred, monkeypatch):
+    """Where its data are."""
+    folder = transferred[0].out.parent
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(folder / "sets"))
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(folder / "cache"))
+    return transferred[0]
+
+
+def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(
+    transferred, transfer, capsys
+):
+    plan = transferred[1]
+    for row in plan.rows:
+        recipe = Run(plan.path(row, 1)).recipe()
+        assert recipe.train.start_from == str(plan.path(row, 1, pretraining=True))
+        before = Run(recipe.train.start_from)
+        assert before.recipe().synthesis == recipe.synthesis == row.spec
+        assert before.recipe().task == "span_corruption"
+    shutil.rmtree(Run(plan.path(plan.rows[0], 1, pretraining=True)).model)  # as records are kept
+    shutil.rmtree(plan.path(plan.rows[2], 1))
+    conducted(transfer)
+    said = capsys.readouterr().out
+    assert "3 of 3 runs finished already" in said
+    assert "2 of 3 runs finished already" in said
+    (study,) = read_studies([transfer.out])
+    names = ["dot", "dot, sinusoidal", "random"]
+    assert [row.label for row in study.rows] == names
+    assert all(row.finished for row in study.rows)
+    assert study.facts["pretrain"]["recipe"] == "pretrain"
+    assert summarize(study).lines[0].mean == 0  # a margin that is a share of dot's score is 0 too
+    assert write_report([transfer.out]).exists()
+    said = text_of([summarize(study)])
+    assert "Every variant was pretrained first by pretrain, 2 steps" in said
+    # Neither dot could be searched beforehand: every trial would have to be pretrained.
+    assert study.facts["opponent"]["how"] == "its validation scores in this table"
+    for best in names[:2]:
+        for row in study.rows[:2]:
+            row.runs[0].result["validation"]["accuracy"] = float(row.label == best)
+        assert opponent_of(study).label == best
+
+
+def test_what_a_transfer_study_lists_and_refuses(transfer, monkeypatch, tmp_path):
+    monkeypatch.setattr("synthesizer_attention.study.compare.open_pool", here)
+    transfer = replace(transfer, out=tmp_path / "other")
+    with pytest.raises(UserError, match=r"makes another model than tiny-en-mix \(d_ff: 16 -> 32\)"):
+        draw_up(replace(transfer, overrides=(*transfer.overrides, "model.d_ff=32")))
+    commands = list_commands(replace(transfer, syntheses=("dot", "random")), lambda line: None)
+    assert [command.split()[2] for command in commands] == ["pretrain"] * 2 + ["tiny-en-mix"] * 2
+    assert "train.start_from=" in commands[2]
+    sets = ["train.start_from=runs/{synthesis}/seed{seed}", "seed=3"]
+    recipe = load_recipe("tiny-en-mix", synthesis="factorized_random:k=4", overrides=sets)
+    assert recipe.train.start_from == "runs/factorized_random_k=4/seed3"
 
 
 def start(asked, *words):
@@ -565,10 +668,9 @@ def start(asked, *words):
     command = [sys.executable, "-m", "synthesizer_attention", "compare", asked.recipe, "--plain"]
     command += ["--seeds", "1", "--jobs", "1", "--tune", "0", "--opponent", "configured"]
     rows = [word for spec in ("dot", "random") for word in ("--synthesis", spec)]
-    home = str(Path(synthesizer_attention.__file__).parents[1])
     return subprocess.Popen(
         [*command, *rows, "--out", str(asked.out), *words],
-        env={**os.environ, "PYTHONPATH": home},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -588,6 +690,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_study_killed_with_its_workers_goes_on_where_it_was(asked, tmp_path, capsys):
     """Killed in its second row by SIGKILL, then by Ctrl-C, then left to finish."""
     rare = ("train.steps=400", "train.checkpoint_every=20", "evaluate.every=200")

@@ -10,8 +10,6 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run, read_studies
 from synthesizer_attention.report.write import summarize_all, text_of
 from synthesizer_attention.run.records import Study
-from synthesizer_attention.study.plan import draw_up
-from synthesizer_attention.study.rows import Asked
 from test_report import make_run
 
 ODD = (None, [], {}, "x", 1, -1, float("inf"), True, "left out")
@@ -169,12 +167,6 @@ def test_a_study_that_its_runs_contradict_is_refused(home, name, capsys):
     assert error.startswith(f"synthesizer: error: {home / 'study.json'}")
     assert error.count("\n") == 1
     assert not (home / "report.html").exists()
-
-
-@pytest.mark.parametrize("margin", [0.0, float("inf"), float("nan")])
-def test_a_senseless_margin_is_refused_before_anything_runs(tmp_path, margin):
-    with pytest.raises(UserError, match=r"--margin is .*; expected a number of points above 0"):
-        draw_up(Asked("shift", margin=margin, out=tmp_path / "study"))
 
 
 def test_a_look_that_was_not_planned_is_owned_up_to(home):

@@ -65,13 +65,6 @@ def test_all_kinds_of_noise_together_leave_less_room_for_chance():
             assert wrong <= LEVEL, (count, truth)
 
 
-def test_a_bootstrap_over_three_seeds_would_claim_too_much():
-    rng = np.random.default_rng(1)
-    gains = rng.normal(0, 1, (1000, 3))
-    drawn = [row[rng.integers(0, 3, (200, 3))].mean(1) for row in gains]
-    assert np.mean([np.quantile(means, 0.05) > 0 for means in drawn]) > 0.15
-
-
 def test_more_seeds_decide_more_and_looks_lose_little():
     found = rates("seeds")
     assert found[3].decided < found[5].decided < found[8].decided
@@ -360,8 +353,8 @@ def test_an_infinite_perplexity_is_no_verdict_and_no_crash():
 
 def test_margins_never_outgrow_the_score():
     known = {("bleu4", 0.5): 0.01, ("bleu", 27.0): 0.5, ("accuracy", 50.8): 1.0}
-    for (metric, score), margin in {**known, ("accuracy", 8.0): 0.16}.items():
-        assert allowed(metric, Measured("dot", {1: score}, {})) == pytest.approx(margin)
+    for (metric, value), margin in {**known, ("accuracy", 8.0): 0.16}.items():
+        assert allowed(metric, Measured("dot", {1: value}, {})) == pytest.approx(margin)
 
 
 def test_language_models_have_one_margin_whatever_they_count():

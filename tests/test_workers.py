@@ -13,6 +13,7 @@ from threading import Event
 
 import pytest
 
+from studies import conducted
 from synthesizer_attention.errors import OtherDataError, UserError
 from synthesizer_attention.run.interruption import Interrupted, Interruption
 from synthesizer_attention.run.recipe import dump
@@ -32,7 +33,6 @@ from synthesizer_attention.study.workers import (
     read_answer,
     visible_gpus,
 )
-from test_study import conducted
 from tiny import environment, language_model
 
 LOST = {"lost": "the worker was stopped by SIGKILL", "again": True}

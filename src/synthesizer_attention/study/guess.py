@@ -72,11 +72,19 @@ def infer_recipe(
             f"{name} does not exist; name a data file, a .toml file, or a recipe that "
             "`synthesizer recipes` lists"
         )
-    splits = _splits(path)
+    splits = {"train": path}  # and beside a file called train those called validation and test
+    for split, names in SIBLINGS.items() if path.stem == "train" else ():
+        files = [path.with_name(name + path.suffix) for name in names]
+        if there := [file for file in files if file.is_file()]:
+            splits[split] = there[0]
     source = open_source(
         Data.model_validate({split: str(file) for split, file in splits.items()}), None
     )
-    sample, num_rows = _sample(path, source)
+    # Drawn from the whole file, as its labels may be sorted or come in turn.
+    sample, num_rows = draw((row for row in source.splits["train"]() if not row.fault), SAMPLE)
+    if not sample:
+        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
+    sample = [row._replace(fields=flat_fields(row.fields)) for row in sample]
     given = given or {}
     named = {key.removeprefix(COLUMN): value for key, value in given.items() if COLUMN in key}
     columns = _Columns.of(sample, named)
@@ -87,74 +95,39 @@ def infer_recipe(
     else:
         known = ", ".join(name for name, info in TASKS.items() if info.from_file)
         raise UserError(f"task={task} cannot be inferred from a file; choose from {known}")
+    reasons = [f"task: {task} ({reason})"]
     roles = columns.roles(task)
+    if roles:
+        used = ", ".join(f"{role} '{column}'" for role, column in roles.items())
+        unused = [name for name in columns.names if name not in roles.values()]
+        used += f"; not used: {listed(unused)}" if unused else ""
+        if task == "classification" and set(unused) & set(columns.texts):
+            used += " (if the label depends on two texts, join them in one column)"
+        reasons.append(f"columns: {used}")
+    if len(splits) > 1:
+        reasons.append(f"splits: {', '.join(map(str, splits.values()))}")
     num_bytes = columns.mean_bytes(roles) * num_rows
-    lengths = columns.lengths(roles)
-    sizes = infer_sizes(task, num_bytes, lengths, given)
+    scale = next(scale for scale in SCALES if num_bytes < scale.below)
+    sizes, said = _infer_sizes(task, scale, num_bytes, columns.lengths(roles), given)
+    reasons += said
     values: dict[str, Any] = {
         "name": path.stem if len(splits) == 1 else path.absolute().parent.name
     }
     values |= {f"data.{split}": str(file) for split, file in splits.items()}
-    share = _holdout(num_rows) if len(splits) < len(SPLITS) else None
-    values |= {} if share is None else {"data.holdout": share}
-    values |= {f"data.columns.{role}": column for role, column in roles.items()}
-    return Guess(
-        task,
-        {key: json.dumps(value) for key, value in {**values, **sizes}.items()},
-        (
-            f"task: {task} ({reason})",
-            *_say_columns(task, columns, roles),
-            *([f"splits: {', '.join(map(str, splits.values()))}"] if len(splits) > 1 else []),
-            *say_sizes(task, sizes, num_bytes, lengths, given),
-            *([] if share is None else [f"held out: {share:.0%} of the rows for each split cut"]),
-        ),
-        source,
-        _choices(task, scale_of(num_bytes)),
-    )
-
-
-def _say_columns(task: str, columns: "_Columns", roles: dict[str, str]) -> list[str]:
-    named = ", ".join(f"{role} '{column}'" for role, column in roles.items())
-    unused = [name for name in columns.names if name not in roles.values()]
-    if named and unused:
-        named += f"; not used: {listed(unused)}"
-        if task == "classification" and set(unused) & set(columns.texts):
-            named += " (if the label depends on two texts, join them in one column)"
-    return [f"columns: {named}"] if named else []
-
-
-def _choices(task: str, scale: "Scale") -> tuple[Choice, ...]:
-    """Tokenizer and dropout; the bits per byte of a language model are not those of words."""
-    words = {"text.kind": "word", "text.vocab_size": str(WORDS * scale.vocab_size)}
-    tokenizer = Choice("tokenizer", tuple(words), (words,))
-    dropout = Choice("dropout", (DROPOUT,), tuple({DROPOUT: str(p)} for p in DROPOUTS))
-    return (dropout,) if task == "language_modeling" else (tokenizer, dropout)
-
-
-def _holdout(num_rows: int) -> float | None:
-    """The share of each split that is cut; None where the recipe's own is enough to measure on."""
     share = min(MOST_HELD_OUT, round(HELD_OUT / num_rows, 3))
-    return share if share > Data().holdout else None
-
-
-def _sample(path: Path, source: Source) -> tuple[list[Row], int]:
-    """Rows drawn from the whole file, as its labels may be sorted or come in turn; of how many."""
-    sample, num_rows = draw((row for row in source.splits["train"]() if not row.fault), SAMPLE)
-    if not sample:
-        raise UserError(f"{path} has no readable row; expected text, or rows with columns")
-    return [row._replace(fields=flat_fields(row.fields)) for row in sample], num_rows
-
-
-def _splits(path: Path) -> dict[str, Path]:
-    """The file, and beside a file called train those called validation and test."""
-    found = {"train": path}
-    if path.stem == "train":
-        for split, names in SIBLINGS.items():
-            files = [path.with_name(name + path.suffix) for name in names]
-            there = [file for file in files if file.is_file()]
-            if there:
-                found[split] = there[0]
-    return found
+    if len(splits) < len(SPLITS) and share > Data().holdout:  # else the recipe's own is enough
+        values["data.holdout"] = share
+        reasons.append(f"held out: {share:.0%} of the rows for each split cut")
+    values |= {f"data.columns.{role}": column for role, column in roles.items()}
+    settings = {key: json.dumps(value) for key, value in {**values, **sizes}.items()}
+    words = {"text.kind": "word", "text.vocab_size": str(WORDS * scale.vocab_size)}
+    choices = [
+        Choice("tokenizer", tuple(words), (words,)),
+        Choice("dropout", (DROPOUT,), tuple({DROPOUT: str(p)} for p in DROPOUTS)),
+    ]
+    if task == "language_modeling":  # its bits per byte are not those of words
+        del choices[0]
+    return Guess(task, settings, tuple(reasons), source, tuple(choices))
 
 
 @dataclass(frozen=True)
@@ -261,7 +234,14 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     dialog = [name for name in names if is_known(name, "dialog")]
     if dialog and any(isinstance(row.fields.get(dialog[0]), list) for row in columns.sample):
         return "dialogue", f"'{dialog[0]}' holds lists of turns"
-    _refuse_lists_of_labels(path, columns)
+    for row in columns.sample if not columns.given else ():
+        for name, value in row.fields.items():
+            if isinstance(value, list) and is_known(name, "label"):
+                raise UserError(
+                    f"{path}, row {row.number}: column '{name}' holds a list; a classifier needs "
+                    "one label a row: write one row per label, or choose columns with "
+                    "--set data.columns.text=COLUMN"
+                )
     if not texts and any(_is_text(columns.sample, name) for name in names):
         raise UserError(
             f"{path} has too few rows ({len(columns.sample)}) to tell text from labels; expected "
@@ -272,8 +252,14 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
             f"{path} has the columns {listed(names)} and none of text; "
             "expected text and label, source and target, or text"
         )
-    if columns.given:
-        return _task_of_columns(columns)
+    if given := columns.given:  # the roles that the user gave columns for
+        if "source" in given or "target" in given:
+            return _task_of_pairs(columns)
+        if "label" in given:
+            return "classification", f"'{given['label']}' is the label, as you set it"
+        if "text" in given:
+            return "language_modeling", f"'{given['text']}' is the text, as you set it"
+        return "dialogue", "from the columns, as you set them"
     if columns.labels and (len(texts) == 1 or is_known(columns.label, "label")):
         number = len(set(_values(columns.sample, columns.label)))
         return "classification", f"'{columns.label}' has {number} different values"
@@ -288,29 +274,6 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
             f"or --set data.columns.text={texts[0]} for one alone"
         )
     return _task_of_pairs(columns)
-
-
-def _refuse_lists_of_labels(path: Path, columns: _Columns) -> None:
-    for row in columns.sample:
-        for name, value in row.fields.items():
-            if isinstance(value, list) and is_known(name, "label") and not columns.given:
-                raise UserError(
-                    f"{path}, row {row.number}: column '{name}' holds a list; a classifier needs "
-                    "one label a row: write one row per label, or choose columns with "
-                    "--set data.columns.text=COLUMN"
-                )
-
-
-def _task_of_columns(columns: _Columns) -> tuple[str, str]:
-    """From the roles that the user gave columns for."""
-    given = columns.given
-    if "source" in given or "target" in given:
-        return _task_of_pairs(columns)
-    if "label" in given:
-        return "classification", f"'{given['label']}' is the label, as you set it"
-    if "text" in given:
-        return "language_modeling", f"'{given['text']}' is the text, as you set it"
-    return "dialogue", "from the columns, as you set them"
 
 
 def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
@@ -359,26 +322,26 @@ SCALES = (
 )
 
 
-def scale_of(num_bytes: float) -> Scale:
-    """The model that suits so much text."""
-    return next(scale for scale in SCALES if num_bytes < scale.below)
-
-
-def infer_sizes(
-    task: str, num_bytes: float, lengths: list[int], given: Mapping[str, str]
-) -> dict[str, Any]:
-    """Vocabulary, length, width and steps, by their keys."""
-    scale, mine = scale_of(num_bytes), _numbers(given)
-    in_bytes = task == "language_modeling" and scale.d_model < 256
-    kind = given.get("text.kind") or ("byte" if in_bytes else "bpe")
+def _infer_sizes(
+    task: str, scale: Scale, num_bytes: float, lengths: list[int], given: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Vocabulary, length, width and steps, by their keys; and in words, with their reasons."""
+    plain = {key: value.replace("_", "") for key, value in given.items()}
+    mine = {  # whole numbers that the user sets; what a recipe refuses is left to its check
+        key: int(value)
+        for key, value in plain.items()
+        if value.isdecimal() and len(value) < 20 and int(value) > 0
+    }
+    models_text = task == "language_modeling"
+    kind = given.get("text.kind") or ("byte" if models_text and scale.d_model < 256 else "bpe")
     characters = 1.0 if kind == "byte" else scale.characters
+    cut = CUT.get(task, MOST_CUT)
+    longest = sorted(lengths)[int((1 - cut) * (len(lengths) - 1))]
     window = 64 if scale.d_model == 64 else 128
-    longest = _percentile(lengths, 1 - CUT.get(task, MOST_CUT))
-    fits = window if task == "language_modeling" else round_up(longest / characters + 2)
-    fits = mine.get("model.max_len", fits)
+    fits = mine.get("model.max_len", window if models_text else round_up(longest / characters + 2))
     batch = mine.get("train.batch_tokens", max(scale.batch_tokens, 4 * fits))
-    steps = _steps(EPOCHS.get(task, 10) * num_bytes / characters / batch)
-    steps = mine.get("train.steps", steps)
+    wanted = round(EPOCHS.get(task, 10) * num_bytes / characters / batch, -2)
+    steps = mine.get("train.steps", int(min(3000, max(200, wanted))))
     writes = TASKS[task].kind == "encoder_decoder"
     looks, patience = (FEW_LOOKS, LITTLE_PATIENCE) if writes else (LOOKS, PATIENCE)
     sizes = {
@@ -395,40 +358,26 @@ def infer_sizes(
         "train.patience": patience,
         "evaluate.every": min(steps, max(20, steps // looks)),
     }
-    return sizes | {key: value for key, value in mine.items() if key in sizes}
-
-
-def say_sizes(
-    task: str,
-    sizes: Mapping[str, Any],
-    num_bytes: float,
-    lengths: list[int],
-    given: Mapping[str, str],
-) -> list[str]:
-    """The sizes in words, with their reasons."""
+    sizes |= {key: value for key, value in mine.items() if key in sizes}
 
     def why(key: str, reason: str) -> str:
         return "as you set it" if key in given else reason
 
-    in_bytes = sizes["text.kind"] == "byte"
-    characters = 1.0 if in_bytes else scale_of(num_bytes).characters
-    cut = CUT.get(task, MOST_CUT)
-    longest = _percentile(lengths, 1 - cut)
-    fits, steps, batch = (
-        sizes[key] for key in ("model.max_len", "train.steps", "train.batch_tokens")
-    )
+    units = ((1e9, " billion"), (1e6, " million"), (1e3, " thousand"))
+    factor, unit = next((pair for pair in units if num_bytes >= pair[0]), (1, ""))
+    number = f"{num_bytes / factor:.{1 if unit else 0}f}{unit}"
+    vocabulary = "" if kind == "byte" else f" of a vocabulary of {sizes['text.vocab_size']:,}"
     length = "the window"
-    if task != "language_modeling":
+    if not models_text:
         length = f"{100 * (1 - cut):.0f} of 100 texts have up to {longest:,} characters"
         length += "; longer ones are cut" if fits < longest / characters else ""
     times = steps * batch * characters / max(1.0, num_bytes)
     whole = f"about {times:.{0 if times >= 10 else 1}f} times through the text"
-    return [
-        f"text: {_readable(num_bytes)} bytes, as {sizes['text.kind']} tokens"
-        + ("" if in_bytes else f" of a vocabulary of {sizes['text.vocab_size']:,}"),
+    width = why("model.d_model", "from the amount of text")
+    return sizes, [
+        f"text: {number} bytes, as {kind} tokens{vocabulary}",
         f"max_len: {fits} ({why('model.max_len', length)})",
-        f"model: {sizes['model.num_layers']} layers of width {sizes['model.d_model']} "
-        f"({why('model.d_model', 'from the amount of text')})",
+        f"model: {sizes['model.num_layers']} layers of width {sizes['model.d_model']} ({width})",
         f"steps: {steps} of {batch:,} tokens ({why('train.steps', whole)})",
         f"stopping: the best weights on validation are kept, looked at every "
         f"{sizes['evaluate.every']} steps; {sizes['train.patience']} looks without a better one "
@@ -436,32 +385,6 @@ def say_sizes(
     ]
 
 
-def _numbers(given: Mapping[str, str]) -> dict[str, int]:
-    """The whole numbers that the user sets; what a recipe refuses is left to its check."""
-    plain = {key: value.replace("_", "") for key, value in given.items()}
-    return {key: int(value) for key, value in plain.items() if _is_number(value)}
-
-
-def _is_number(value: str) -> bool:
-    return value.isdecimal() and len(value) < 20 and int(value) > 0
-
-
-def _steps(wanted: float) -> int:
-    return int(min(3000, max(200, round(wanted, -2))))
-
-
 def round_up(length: float) -> int:
     """A max_len for texts of so many tokens."""
     return int(min(LONGEST, max(16, -(-length // 16) * 16)))
-
-
-def _percentile(values: list[int], share: float) -> int:
-    ordered = sorted(values)
-    return ordered[int(share * (len(ordered) - 1))]
-
-
-def _readable(number: float) -> str:
-    for unit, factor in (("billion", 1e9), ("million", 1e6), ("thousand", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number:.0f}"

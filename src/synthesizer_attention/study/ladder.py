@@ -142,15 +142,23 @@ def _points(rows: Sequence[Measured]) -> _Points | None:
     if (counts > 0).sum(1).min(initial=FEWEST_RUNGS) < FEWEST_RUNGS or len(rows) < 2:
         return None
     freedom = np.maximum(counts - 1, 0).sum(1)
-    if freedom.min() < 1:
-        return None
-    x = np.log(np.array([[c if n else 1.0 for c, n in zip(row.compute, own, strict=True)]
-                         for row, own in zip(rows, counts, strict=True)]))  # fmt: skip
     means = np.array([[np.mean(s) if s else 1.0 for s in row.losses] for row in rows])
-    if not np.isfinite(means).all():
+    if freedom.min() < 1 or not np.isfinite(means).all():
         return None
-    errors = _spread(rows, means, freedom)[:, None] * means / np.sqrt(np.maximum(counts, 1))
-    return _Points(x, means, errors, counts > 0, freedom)
+    trained = counts > 0
+    x = np.log(np.where(trained, [row.compute for row in rows], 1.0))
+    # The standard deviation over seeds of each row, as a share of its loss.
+    squares = [
+        sum(
+            len(seeds) * float(np.var(seeds)) / mean**2
+            for seeds, mean in zip(row.losses, own, strict=True)
+            if seeds
+        )
+        for row, own in zip(rows, means, strict=True)
+    ]
+    spread = np.maximum(np.sqrt(np.array(squares) / freedom), 1e-6)
+    errors = spread[:, None] * means / np.sqrt(np.maximum(counts, 1))
+    return _Points(x, means, errors, trained, freedom)
 
 
 def find_lawless(rows: Sequence[Measured], opponent: int) -> list[int]:
@@ -195,40 +203,26 @@ def fit_ladder(
     if points is None:
         return None
     x, means, weights, freedom = points.x, points.means, points.weights, points.freedom
-    floor, a, b, miss = _fit(x, means[None], weights)
+    *fitted, miss = _fit(x, means[None], weights)
     misfit = max(1.0, math.sqrt(float(miss[0]) / points.spare)) if points.spare > 0 else 1.0
     rng = np.random.default_rng(seed)
     chance = rng.standard_normal((draws, *means.shape))
     chance /= np.sqrt(rng.chisquare(freedom, (draws, len(rows))) / freedom)[..., None]
     drawn = np.maximum(means + misfit * points.errors * chance, 0.01 * means)
-    floors, all_a, all_b, _ = _fit(x, drawn, weights)
-    level = LEVEL / (len(rows) - 1)
+    again = _fit(x, drawn, weights)[:3]
+    # Of each, the fit to the means comes first, and the draws follow.
+    floor, a, b = (np.concatenate(pair) for pair in zip(fitted, again, strict=True))
     own = x[opponent][points.trained[opponent]]
-    ends = (float(own.min()), float(own.max()))
-    made = [
-        None if row == opponent else
-        _trend(_Pair(floor, a, b, row, opponent), _Pair(floors, all_a, all_b, row, opponent), ends,
-               level)
-        for row in range(len(rows))
-    ]  # fmt: skip
-    powers = [_interval(float(b[0, r]), all_b[:, r], LEVEL) for r in range(len(rows))]
-    return Laws(
-        _interval(float(floor[0]), floors, LEVEL), tuple(map(float, a[0])), tuple(powers), misfit,
-        tuple(made),
-    )  # fmt: skip
-
-
-def _spread(rows: Sequence[Measured], means: Array, freedom: NDArray[Any]) -> Array:
-    """The standard deviation over seeds of each row, as a share of its loss."""
-    squares = [
-        sum(
-            len(seeds) * float(np.var(seeds)) / mean**2
-            for seeds, mean in zip(row.losses, own, strict=True)
-            if seeds
-        )
-        for row, own in zip(rows, means, strict=True)
+    ends, level = (float(own.min()), float(own.max())), LEVEL / (len(rows) - 1)
+    lines = list(zip(a.T, b.T, strict=True))
+    trends = [
+        None if line is lines[opponent] else _trend(line, lines[opponent], ends, level)
+        for line in lines
     ]
-    return np.maximum(np.sqrt(np.array(squares) / freedom), 1e-6)
+    powers = [_interval(power, LEVEL) for _, power in lines]
+    return Laws(
+        _interval(floor, LEVEL), tuple(map(float, a[0])), tuple(powers), misfit, tuple(trends)
+    )
 
 
 def _fit(x: Array, y: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
@@ -260,60 +254,34 @@ def _lines(x: Array, y: Array, weights: Array, floor: Array) -> tuple[Array, Arr
     return a, b, (weights * (y - found) ** 2).sum((1, 2))
 
 
-class _Pair:
-    """The laws of a row and of the opponent, over draws."""
-
-    def __init__(self, floor: Array, a: Array, b: Array, row: int, opponent: int) -> None:
-        self._floor, self._own = floor, (a[:, row], b[:, row])
-        self._dot = (a[:, opponent], b[:, opponent])
-
-    @property
-    def slope(self) -> Array:
-        return self._dot[1] - self._own[1]
-
-    def lead(self, x: float) -> Array:
-        """log of the ratio of what is above the floor; below zero the row leads."""
-        (a, b), (dot_a, dot_b) = self._own, self._dot
-        return (a - b * x) - (dot_a - dot_b * x)
-
-    def gap(self, x: Array) -> Array:
-        """(draws, x): the difference of losses."""
-        (a, b), (dot_a, dot_b) = self._own, self._dot
-        own, dot = (
-            np.exp(np.minimum(p[:, None] - q[:, None] * x, 50.0))
-            for p, q in ((a, b), (dot_a, dot_b))
-        )
-        return np.asarray(own - dot)
-
-
-def _trend(pair: _Pair, drawn: _Pair, ends: tuple[float, float], level: float) -> Trend:
-    x = np.linspace(*ends, 25)
-    gap, gaps = pair.gap(x)[0], drawn.gap(x)
-    band = np.quantile(gaps, [level / 2, 1 - level / 2], axis=0)
-    slope = _interval(float(pair.slope[0]), drawn.slope, level)
-    lead = _interval(float(pair.lead(ends[1])[0]), drawn.lead(ends[1]), level)
-    word = _word(slope, lead, ends[1] - ends[0])
-    crossing = _crossing(pair, drawn, ends[1], level) if slope.is_signed else None
-    first, last = (Interval(float(gap[n]), float(band[0, n]), float(band[1, n])) for n in (0, -1))
-    return Trend(word, first, last, slope, crossing, np.exp(x), np.stack([gap, *band]))
-
-
-def _word(slope: Interval, lead: Interval, span: float) -> str:
+def _trend(
+    own: tuple[Array, Array], dot: tuple[Array, Array], ends: tuple[float, float], level: float
+) -> Trend:
+    """From the lines a, b of a row and of the opponent, over fits."""
+    (a, b), (dot_a, dot_b), (bottom, top) = own, dot, ends
+    x = np.linspace(bottom, top, 25)
+    curves = (np.exp(np.minimum(p[:, None] - q[:, None] * x, 50.0)) for p, q in (own, dot))
+    gaps = np.subtract(*curves)
+    slopes, leads = dot_b - b, (a - b * top) - (dot_a - dot_b * top)  # below zero the row leads
+    slope, lead = _interval(slopes, level), _interval(leads, level)
+    crossing, word = None, UNKNOWN
     if slope.is_signed:
-        return GROWS if slope.value * lead.value > 0 else SHRINKS
-    change = max(abs(slope.low), abs(slope.high)) * span
-    return STAYS if lead.is_signed and change <= HOLDS * abs(lead.value) else UNKNOWN
+        word = GROWS if slope.value * lead.value > 0 else SHRINKS
+        # A draw whose lines do not come nearer crosses nowhere ahead.
+        at = _interval(top - leads / np.where(slopes == 0, 1e-12, slopes), level)
+        limit = 600.0  # of exp
+        crossing = Interval(
+            *(math.exp(min(max(v, -limit), limit)) for v in (at.value, at.low, at.high))
+        )
+    elif lead.is_signed:
+        change = max(abs(slope.low), abs(slope.high)) * (top - bottom)
+        word = STAYS if change <= HOLDS * abs(lead.value) else UNKNOWN
+    band = np.stack([gaps[0], *np.quantile(gaps[1:], [level / 2, 1 - level / 2], axis=0)])
+    first, last = (Interval(*map(float, band[:, end])) for end in (0, -1))
+    return Trend(word, first, last, slope, crossing, np.exp(x), band)
 
 
-def _crossing(pair: _Pair, drawn: _Pair, top: float, level: float) -> Interval | None:
-    """Where the lead is zero; a draw whose lines do not come nearer crosses nowhere ahead."""
-    at = [top - p.lead(top) / np.where(p.slope == 0, 1e-12, p.slope) for p in (pair, drawn)]
-    low, high = np.quantile(at[1], [level / 2, 1 - level / 2])
-    limit = 600.0  # of exp
-    ends = [math.exp(min(max(float(v), -limit), limit)) for v in (at[0][0], low, high)]
-    return Interval(*ends)
-
-
-def _interval(value: float, draws: Array, level: float) -> Interval:
-    low, high = np.quantile(draws, [level / 2, 1 - level / 2])
-    return Interval(value, float(low), float(high))
+def _interval(fits: Array, level: float) -> Interval:
+    """Of one number: the fit to the means, and percentiles of the draws."""
+    low, high = np.quantile(fits[1:], [level / 2, 1 - level / 2])
+    return Interval(float(fits[0]), float(low), float(high))

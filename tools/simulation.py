@@ -1,6 +1,6 @@
 """The error rate of the whole verdict: made-up studies, judged by the code that judges real ones.
 
-    python tests/simulation.py --studies 4000      # the tables of docs/verdict.md
+    python tools/simulation.py --studies 4000      # the tables of docs/verdict.md
 
 A study has one dot and some rows of one true gain. At the margin every word but undecided counts as
 wrong (no worse, better and worse alike); at equality better and worse do.
