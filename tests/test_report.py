@@ -547,7 +547,7 @@ def test_a_metric_added_from_outside_is_scored_judged_and_shown(tmp_path, monkey
     assert means[0] == ["variant", "all", "half accuracy, %"]
     words = {row[0]: [cell.rpartition(", ")[2] for cell in row[1:]] for row in differences[1]}
     assert words["dense"] == ["worse", "worse"]
-    assert stats.margin_for("half").of(90.0) == 0.25
+    assert stats.allowed("half", stats.Measured("dot", {1: 90.0}, {})) == 0.25
 
 
 def test_every_main_metric_can_be_judged():

@@ -20,10 +20,8 @@ from corpus import ENGLISH, SMALL
 from studies import Here, conducted, here, planned, rewrite, study_of
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_studies
-from synthesizer_attention.report.opponent import opponent_of
-from synthesizer_attention.report.sections import text_of
 from synthesizer_attention.report.summary import summarize
-from synthesizer_attention.report.write import write_report
+from synthesizer_attention.report.write import text_of, write_report
 from synthesizer_attention.run.interruption import Interrupted
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
@@ -293,7 +291,7 @@ def test_rows_can_be_judged_against_another_row(searched):
     assert study_of(searched)["against"] == ["random"]
     (study,) = read_studies([searched.out])
     summary = summarize(study)
-    (opponent,) = summary.opponents
+    (opponent,) = summary.rivals
     assert opponent.label == "random"
     assert "random" not in opponent.compared
     scores = {line.row.label: line.mean for line in summary.lines}
@@ -647,7 +645,7 @@ def test_every_row_is_pretrained_then_fine_tuned_and_both_stages_resume(
     for best in names[:2]:
         for row in study.rows[:2]:
             row.runs[0].result["validation"]["accuracy"] = float(row.label == best)
-        assert opponent_of(study).label == best
+        assert study.opponent().label == best
 
 
 def test_what_a_transfer_study_lists_and_refuses(transfer, monkeypatch, tmp_path):
