@@ -86,7 +86,7 @@ def measure_averages(hook: Hook, batches: Iterable[Batch], max_len: int) -> list
 
 @dataclass(frozen=True)
 class Explained:
-    """Of one head's variance around uniform attention: what the tables explain."""
+    """How much of a head's variance around uniform attention each kind of table explains."""
 
     kind: str  # uniform, sink, positional or content
     by_sinks: float  # a share; below 0 where the table is worse than uniform

@@ -150,7 +150,7 @@ def _clear(out: Path) -> None:
 def _rows(
     texts: Path | None, record: dict[str, Any], model: PreTrainedModel, reader: load.Reader
 ) -> TuningRows:
-    """What to tune on: the user's texts or files or, where a run was audited, its train split."""
+    """The rows to tune on: the user's texts or files, or an audited run's train split."""
     if texts is None:
         run = load.run_of(model_path(record))
         if run is None:

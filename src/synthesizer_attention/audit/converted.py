@@ -351,7 +351,7 @@ def _check_facts(name: str, attention: nn.Module, facts: Facts) -> None:
 
 
 def replaced_before(model: PreTrainedModel) -> dict[str, Facts]:
-    """What a converted model's config says is replaced, by the layer's name in its base model."""
+    """The facts of replaced layers in a converted model's config, by name in its base model."""
     return dict(model.config.replaced) if isinstance(model, Converted) else {}
 
 

@@ -57,7 +57,7 @@ class Auditor:
         return {layer: self.whole[layer].pick(inside) for layer, inside in chosen.items()}
 
     def outputs(self, heads: Iterable[Head], examples: Examples) -> Tensor:
-        """What the model makes of the examples with these heads replaced."""
+        """The model's outputs on the examples with these heads replaced."""
         self.hook.tables = self.tables(heads)
         try:
             return examples.run(self.hook.model)
@@ -84,7 +84,7 @@ class Auditor:
     def costs(
         self, examples: Examples, replaced: Sequence[Head] = (), *, say: Say
     ) -> list[HeadCost]:
-        """What each head not yet replaced costs beyond those that are, cheapest first."""
+        """The cost of each head that is not replaced yet, beyond those that are; cheapest first."""
         base = cache(lambda: self.outputs(replaced, examples))
 
         def cost(head: Head) -> HeadCost:
@@ -217,7 +217,7 @@ def checkpoints_of(total: int, steps: int) -> list[int]:
 def size_with(
     layers: Sequence[Layer], d_model: int, length: int, replaced: Iterable[tuple[int, int]]
 ) -> dict[str, int]:
-    """Of all attention layers with these (layer, head)s replaced by tables of this length.
+    """Count parameters, FLOPs and cache with these (layer, head)s replaced by tables.
 
     Parameters of projections and tables, biases aside; FLOPs of a token in a text of this length;
     bytes that a decoded token keeps.
@@ -246,7 +246,7 @@ def random_texts(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
 
 
 def num_timed(model: PreTrainedModel, length: int) -> int:
-    """How many examples of this length a timed pass reads."""
+    """The number of examples of this length in a timed pass."""
     tokens = min(MOST_TOKENS, MOST_WORK / sum(p.numel() for p in model.parameters()))
     return max(1, int(tokens) // length)
 

@@ -68,11 +68,11 @@ class Metric:
     has_tokens = False  # what is right are tokens: labels among the inputs
 
     def target(self, given: Any, config: Any) -> Any:  # noqa: ANN401
-        """What is right, from the cell of a row."""
+        """The target of an example, from the cell of a row."""
         return given
 
     def outputs(self, output: Any, inputs: dict[str, Tensor], *, causal: bool) -> Tensor:  # noqa: ANN401
-        """What is kept of a forward pass: the mean of the last states, or of logits."""
+        """Reduce a forward pass to one row per text: by default the mean of its last states."""
         states: Tensor | None = getattr(output, "last_hidden_state", None)
         states = output.logits if states is None else states
         assert states is not None
@@ -92,11 +92,11 @@ class Metric:
         return percent_from_statistics(total)
 
     def moved(self, now: Tensor, then: Tensor) -> NDArray[np.float64]:
-        """How far each output moved from the original's."""
+        """The distance of each output from the original's."""
         return (1 - torch.cosine_similarity(now, then)).double().numpy()
 
     def shown(self, outputs: Tensor, original: Tensor, place: int) -> float:
-        """What a reader compares of one example."""
+        """The number of one example that the page shows."""
         row = self.statistics(outputs[place : place + 1], original[place : place + 1], [0])[0]
         return float(row[0] / row[1])
 
@@ -280,7 +280,7 @@ class Examples:
             yield torch.tensor(self.targets)
 
     def inputs(self, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
-        """What the model reads, batch by batch; its decoder, if it has one, reads the labels."""
+        """The inputs of each batch; a decoder, if there is one, reads the labels."""
         for _, inputs in self.batches:
             yield _readable(model, inputs)
 
@@ -302,7 +302,7 @@ class Examples:
         return torch.stack([parts[place] for place in range(len(parts))])
 
     def statistics(self, outputs: Tensor, original: Tensor) -> Statistics:
-        """Of every example; the metric's value follows from their sum."""
+        """The statistics of every example; the metric's value follows from their sum."""
         return METRICS[self.metric].statistics(outputs, original, self.targets)
 
 
@@ -569,7 +569,7 @@ def tuning_rows(
 def decoder_row(
     source: list[int], target: list[int], model: PreTrainedModel
 ) -> dict[str, list[int]]:
-    """What both sides of an encoder-decoder read: the target is shifted behind the start token."""
+    """The inputs of an encoder and a decoder, which reads the target behind the start token."""
     return {"input_ids": source, "decoder_input_ids": [load.decoder_start(model), *target[:-1]]}
 
 
@@ -590,7 +590,7 @@ class RunData:
         return self._examples(self.task.train_batches(), set(range(limit)))
 
     def judging(self, limit: int | None, seed: int) -> Examples:
-        """Those of test, or some of them at random."""
+        """Examples of the test split: all, or some at random."""
         batches = list(self.task.batches("test"))
         count = sum(len(batch.inputs["input_ids"]) for batch in batches)
         found = self._examples(batches, set(draw(count, limit, seed)))
@@ -612,7 +612,7 @@ class RunData:
         return found
 
     def _examples(self, batches: Iterable[Batch], wanted: set[int]) -> Examples:
-        """Those whose places, counted over all batches, are wanted."""
+        """The examples whose places, counted over all batches, are wanted."""
         kept: list[tuple[list[int], dict[str, Tensor]]] = []
         targets: list[Any] = []
         texts: list[tuple[str, ...]] = []

@@ -71,8 +71,6 @@ class Hook:
         for name, module in self._own.items():
             module.forward = partial(self._attend_own, name, module)  # type: ignore[method-assign]
         if not self._own:
-            AttentionInterface.register(NAME, self._attend)
-            AttentionMaskInterface.register(NAME, eager_mask)
             self.model.set_attn_implementation(NAME)
         return self
 
@@ -127,7 +125,7 @@ class Hook:
         finally:
             self.observe = None
 
-    def _attend(
+    def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor,  # noqa: ANN401
         attention_mask: Tensor | None, **options: Any,  # noqa: ANN401  as this architecture passes
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
@@ -162,7 +160,7 @@ class Hook:
     def _attend_own(
         self, name: str, module: Any, x: Tensor, **inputs: Any,  # noqa: ANN401
     ) -> Tensor:  # fmt: skip
-        """The same of a layer of ours, projected; texts are whole: nothing was cached before."""
+        """Attend in a layer of ours, and project; nothing was cached before."""
         call, self._calls = self._calls, self._calls + 1
         num_heads, size = module.size.num_heads, x.shape[1]
         if self._found is not None:
@@ -225,7 +223,7 @@ def tables_before(layers: Sequence[Layer]) -> int:
 
 
 def cause(error: Exception) -> str:
-    """What an architecture's code says to what it cannot do, in one line."""
+    """The message of an error in one line."""
     return " ".join(str(error).split())[:200] or repr(error)
 
 
@@ -295,3 +293,13 @@ def own_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 def is_cross(name: str, module: Any) -> bool:  # noqa: ANN401
     """Whether an attention reads a memory, by its name or as its architecture marks it."""
     return any(word in name for word in CROSS) or bool(getattr(module, "is_cross_attention", False))
+
+
+def _attend(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:  # noqa: ANN401
+    if Hook.active is None:
+        raise UserError(f"attention {NAME!r} works inside an audit only; load the model again")
+    return Hook.active.attend(*args, **options)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, eager_mask)

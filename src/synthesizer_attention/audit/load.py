@@ -108,7 +108,7 @@ def attend_fast(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Reader:
-    """What makes a model's inputs of a user's rows."""
+    """The tokenizer or processor that turns rows into a model's inputs."""
 
     kind: str  # of what it reads: texts, images or sounds
     tokenizer: Any = None  # of texts, and of what an encoder-decoder writes
@@ -247,7 +247,7 @@ def run_of(name: str) -> Run | None:
 
 
 def locate(name: str) -> tuple[str, dict[str, str]]:
-    """What transformers is to load a model from, and its options: of a run, its model/."""
+    """The folder or name that transformers loads a model from, and its options."""
     path = Path(name)
     if (run := run_of(name)) is not None:
         run.check("model/")
@@ -293,7 +293,7 @@ def check_weights(name: str, known: Mapping[str, str], audit: Path) -> None:
 
 
 def check_folder(folder: Path) -> int:
-    """How many numbers the weights of a folder hold.
+    """Count the numbers that the weights of a folder hold.
 
     Weights that are no safetensors of the folder are refused, and so are as many layers or classes
     in config.json as they cannot hold: transformers would count them one by one.

@@ -111,7 +111,7 @@ def _column(names: Sequence[str], known: Sequence[str], path: Path, what: str) -
 
 
 def _file(cell: Any, folder: Path, where: str) -> tuple[str, Path | bytes]:  # noqa: ANN401
-    """What a cell calls its file, and the file: a path, or {bytes, path}."""
+    """The name of a cell's file, and the file: a path, or {bytes, path}."""
     if isinstance(cell, Mapping) and cell.get("bytes"):
         return str(cell.get("path") or where.rpartition(", ")[2]), bytes(cell["bytes"])
     name = cell.get("path") if isinstance(cell, Mapping) else cell
@@ -171,7 +171,7 @@ class Batches(Sequence[tuple[list[int], dict[str, Tensor]]]):
 def media_of(
     examples: Sequence[Example], metric: str, model: PreTrainedModel, reader: Reader
 ) -> tuple[Media, int]:
-    """What reads the files of a model, and how many tokens its attention makes of one."""
+    """The reader of a model's files, and how many tokens attention sees of one."""
     media = Media(model, reader, metric)
     longest = examples[0] if reader.kind == IMAGES else max(examples, key=_num_samples)
     length, inputs = 0, media.inputs([longest], tuning=True)

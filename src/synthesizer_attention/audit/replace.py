@@ -247,7 +247,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _as_visible(
     attn_mask: Tensor | None, padding: Tensor | None, x: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Who may look, and what is added to logits, from torch's masks: True hides in both."""
+    """The visible keys, and a term of the logits, from torch's masks: True hides in both."""
     found: list[Tensor] = []
     for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", padding)):
         if mask is None:

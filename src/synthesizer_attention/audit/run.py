@@ -63,7 +63,7 @@ SHOWN = 5  # examples whose outputs moved farthest
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked for."""
+    """The options of an audit."""
 
     model: str
     data: Path | None  # None: the run's own
@@ -254,7 +254,7 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
 
 
 def _facts(asked: Asked, subject: Subject, auditor: cost.Auditor) -> dict[str, str]:
-    """What must be the same for a stopped audit to go on.
+    """The facts that must be unchanged for a stopped audit to resume.
 
     Averages tell one model's weights from others'. On another number of threads sums are rounded
     otherwise, and measurements would be mixed.
@@ -345,7 +345,7 @@ def _check_finite(outputs: Tensor, examples: Examples) -> None:
 
 
 def _record(asked: Asked, hook: Hook, subject: Subject) -> dict[str, Any]:
-    """What is measured, on what, with what."""
+    """The part of the record that is known before anything is measured."""
     fit, rank, judge = subject.fit, subject.rank, subject.judge
     config, run = hook.model.config, load.run_of(asked.model)
     name = "" if run is None else run.recipe().name

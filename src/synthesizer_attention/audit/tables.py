@@ -22,7 +22,7 @@ _SPAN = 60.0  # of logits: float32's exponentials reach from -87 to 88
 
 
 class HeadTables(nn.Module):
-    """What replaces the dot product in some heads of one layer: logits that no token changes."""
+    """Logits that no token changes, in place of the dot product of some heads of one layer."""
 
     def __init__(self, heads: Sequence[int], max_len: int, kind: str = RELATIVE) -> None:
         super().__init__()

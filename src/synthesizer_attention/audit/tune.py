@@ -36,7 +36,7 @@ HELD_OUT = 64  # texts at most, and a twentieth of all
 
 @dataclass(frozen=True)
 class Tuning:
-    """How long and how fast."""
+    """The options of a tuning."""
 
     steps: int
     everything: bool = False  # all weights, not the tables alone
@@ -185,7 +185,7 @@ def _distance(
     original: PreTrainedModel, converted: PreTrainedModel, inputs: dict[str, Tensor], *,
     by_layer: bool,
 ) -> Tensor:  # fmt: skip
-    """Of states after every layer, or of outputs.
+    """The distance of states after every layer, or of outputs.
 
     Logits are compared by Kullback-Leibler divergence. Embeddings by their states, as a share of
     the original's variance, by the cosine of their means, and by the cosines among all texts of
