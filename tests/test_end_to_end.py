@@ -14,6 +14,7 @@ from synthesizer_attention.metrics.scores import score
 from tiny import SIZE, WORDS, write_text
 
 FEW = ("train.steps=4", "train.warmup=1", "train.log_every=2", "train.batch_tokens=256")
+LONG = "the red cat " * 40  # which Hugging Face's pipelines have cut to what a model takes
 PIECES = ("text.vocab_size=300", "evaluate.beam=2", "evaluate.every=4", "evaluate.limit=4")
 
 
@@ -66,7 +67,7 @@ def test_translation(tmp_path, trained, answers, capsys):
     rng = random.Random(0)
     rows = [{"en": (text := sentence(rng)), "de": text.upper()} for _ in range(60)]
     write_rows(tmp_path / "pairs.jsonl", rows)
-    result = trained("translation", "data.train=pairs.jsonl", *PIECES)
+    result = trained("translation", "data.train=pairs.jsonl", "model.decoder_max_len=9", *PIECES)
     assert "nrefs:1" in result["signatures"]["bleu"]
     assert {"bleu", "chrf", "perplexity"} <= result["metrics"].keys()
     assert abs(result["source_gap"]) < 1
@@ -88,6 +89,11 @@ def test_translation(tmp_path, trained, answers, capsys):
     alone, _ = answers("the dog\n", "--batch-size", "1")
     assert alone[0] == lines[2]
     assert (tmp_path / "run" / "samples.txt").read_text().startswith("source: ")
+    tokenizer = AutoTokenizer.from_pretrained("run/model")
+    inputs = tokenizer(LONG, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape == (1, 12)
+    assert inputs["input_ids"][0, -1] == tokenizer.eos_token_id
+    AutoModelForSeq2SeqLM.from_pretrained("run/model").generate(**inputs, max_new_tokens=3)
 
 
 def test_language_modeling(tmp_path, trained, answers, capsys):
@@ -105,23 +111,25 @@ def test_language_modeling(tmp_path, trained, answers, capsys):
     _, errors = answers(b"\xff\xfe\nabcdefghij\n")
     assert errors[0] == "synthesizer: line 1: the line is not UTF-8; write it in UTF-8"
     assert "leaves 1 of 12 for 4 new ones; shorten it or lower --max-new-tokens" in errors[1]
+    write = pipeline("text-generation", model="run/model", device="cpu")
+    how = {"max_new_tokens": 3, "do_sample": False, "handle_long_generation": "hole"}
+    assert write(LONG, **how)[0]["generated_text"].startswith(LONG)
 
 
-def test_summarization(tmp_path, trained, answers):
+@pytest.mark.parametrize(
+    ("recipe", "columns", "synthesis", "metrics"),
+    [
+        ("summarization", ("document", "summary"), "random+dot",
+         {"rouge1", "rouge2", "rougeL", "rougeLsum"}),
+        ("dialogue", ("context", "response"), "dense", {"bleu1", "bleu4", "rougeL", "cider"}),
+    ],
+)  # fmt: skip
+def test_text_to_text(recipe, columns, synthesis, metrics, tmp_path, trained, answers):
     rng = random.Random(1)
-    rows = [{"document": (text := sentence(rng)), "summary": text.split()[0]} for _ in range(60)]
+    rows = [{name: sentence(rng) for name in columns} for _ in range(60)]
     write_rows(tmp_path / "rows.jsonl", rows)
-    result = trained("summarization", "data.train=rows.jsonl", *PIECES)
-    assert {"rouge1", "rouge2", "rougeL", "rougeLsum"} <= result["metrics"].keys()
-    assert len(answers("the red cat\n")[0]) == 1
-
-
-def test_dialogue(tmp_path, trained, answers):
-    rng = random.Random(2)
-    rows = [{"context": sentence(rng), "response": sentence(rng)} for _ in range(60)]
-    write_rows(tmp_path / "rows.jsonl", rows)
-    result = trained("dialogue", "data.train=rows.jsonl", *PIECES, synthesis="dense")
-    assert {"bleu1", "bleu4", "rougeL", "cider"} <= result["metrics"].keys()
+    result = trained(recipe, "data.train=rows.jsonl", *PIECES, synthesis=synthesis)
+    assert metrics <= result["metrics"].keys()
     assert len(answers("hello\nhow are you\n")[0]) == 2
 
 
@@ -148,6 +156,8 @@ def test_classification(tmp_path, trained, answers, capsys):
     assert score("accuracy", statistics["accuracy"]) == pytest.approx(
         result["metrics"]["accuracy"], rel=1e-12
     )
+    classify = pipeline("text-classification", model="run/model", device="cpu")
+    assert classify(LONG, truncation=True) == classify("the red cat " * 5, truncation=True)
 
 
 def test_a_probe(trained):
@@ -181,26 +191,3 @@ def write_glue(folder):
         for split, size in {"train": 30, "validation": 8}.items():
             rows = [{**draw(), "label": index % 2, "idx": index} for index in range(size)]
             pq.write_table(pa.Table.from_pylist(rows), folder / name / f"{split}.parquet")
-
-
-def test_a_saved_tokenizer_cuts_long_texts_to_what_the_model_takes(tmp_path, trained):
-    """As Hugging Face's pipelines ask it to; the special tokens stay."""
-    rng, long = random.Random(0), "the red cat " * 40
-    rows = [{"en": (text := sentence(rng)), "de": text.upper()} for _ in range(60)]
-    write_rows(tmp_path / "pairs.jsonl", rows)
-    rows = [{"text": sentence(rng), "label": rng.choice("ab")} for _ in range(60)]
-    write_rows(tmp_path / "labels.jsonl", rows)
-    write_text(tmp_path / "text.txt")
-    trained("classification", "data.train=labels.jsonl", *PIECES, out="labels")
-    trained("language_modeling", "data.train=text.txt", "text.kind=byte", *PIECES[1:], out="lm")
-    trained("translation", "data.train=pairs.jsonl", "model.decoder_max_len=9", *PIECES, out="mt")
-    classify = pipeline("text-classification", model="labels/model", device="cpu")
-    assert classify(long, truncation=True) == classify("the red cat " * 5, truncation=True)
-    write = pipeline("text-generation", model="lm/model", device="cpu")
-    how = {"max_new_tokens": 3, "do_sample": False, "handle_long_generation": "hole"}
-    assert write(long, **how)[0]["generated_text"].startswith(long)
-    tokenizer = AutoTokenizer.from_pretrained("mt/model")
-    inputs = tokenizer(long, truncation=True, return_tensors="pt")
-    assert inputs["input_ids"].shape == (1, 12)
-    assert inputs["input_ids"][0, -1] == tokenizer.eos_token_id
-    AutoModelForSeq2SeqLM.from_pretrained("mt/model").generate(**inputs, max_new_tokens=3)

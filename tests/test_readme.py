@@ -2,20 +2,15 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from pretrained import build, sentences, tokenizer
-from synthesizer_attention.cli import main
 from synthesizer_attention.spec import variants
-from synthesizer_attention.study import compare as study
-from synthesizer_attention.study.plan import draw_up
 from test_inference import pairs, reviews
-from tiny import environment, write_text
+from tiny import write_text
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text()
@@ -38,24 +33,35 @@ def test_the_table_of_variants_is_the_codes_own():
         assert row in README
 
 
-def test_every_python_block_runs_as_printed(tmp_path):
+BLOCKS = """
+import runpy, warnings
+warnings.simplefilter("error")
+for path in {paths!r}: runpy.run_path(path, run_name="__main__")
+"""
+PLAN = """
+from synthesizer_attention.cli import main
+from synthesizer_attention.study import compare as study
+from synthesizer_attention.study.plan import draw_up
+study.list_commands = lambda asked, say: [row.label for row in draw_up(asked).rows]
+assert main({words!r}) == 0
+"""
+
+
+def scripted(forks, folder, text, **values):
+    """What a script prints in a process of its own."""
+    (folder / "script.py").write_text(text.format(**values))
+    code, out, error = forks.run(cwd=folder, script=folder / "script.py")
+    assert code == 0, error
+    return out
+
+
+def test_every_python_block_runs_as_printed(tmp_path, forks):
     for number, code in enumerate(blocks("py") + blocks("python")):
         (tmp_path / f"block{number}.py").write_text(code)
     paths = sorted(map(str, tmp_path.glob("block*.py")))
     assert len(paths) == 4
-    script = (
-        "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *paths],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "torch.Size([4, 100, 512]) torch.Size([4, 8, 100, 100])\n"
+    printed = scripted(forks, tmp_path, BLOCKS, paths=paths)
+    assert printed == "torch.Size([4, 100, 512]) torch.Size([4, 8, 100, 100])\n"
 
 
 @pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
@@ -64,9 +70,8 @@ def test_the_function_of_ones_own_is_compared_as_printed(page, tmp_path, forks):
     (tmp_path / "decay.py").write_text(code)
     reviews(tmp_path / "my.csv")
     (line,) = set(re.findall(r"`(synthesizer compare my.csv .*?)`", page))
-    code, out, error = forks.run(*shlex.split(line)[1:], "--plan", cwd=tmp_path)
-    assert code == 0, error
-    assert "decay+dot" in out
+    words = [*shlex.split(line)[1:], "--plan"]
+    assert "decay+dot" in scripted(forks, tmp_path, PLAN, words=words)
 
 
 SMALL = """model.d_model=8 model.num_heads=2 model.num_layers=1 model.max_len=24 train.steps=2
@@ -82,7 +87,7 @@ MANNER = {  # what makes each verb short
     "train": [word for key in SMALL.split() for word in ("--set", key)],
     "bench": ["--explain", "--small"],
     "audit": ["--steps", "2", "--rankings", "1"],
-    "compare": ["--plan"],  # whose workers are replaced by the drawing up of the plan
+    "compare": ["--plan"],  # whose workers are replaced by drawing up the plan
 }
 
 
@@ -103,8 +108,7 @@ def reduced(line):
     return ["3" if word == "48" else word for word in words]  # of the heads of a tiny model
 
 
-def test_every_synthesizer_line_runs(tmp_path, forks, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_synthesizer_line_runs(tmp_path, forks):
     lines = [line for line in shell_lines() if re.match(OURS, line)]
     write_text(tmp_path / "text.txt", lines=600)
     pairs(tmp_path / "pairs.tsv")
@@ -115,16 +119,12 @@ def test_every_synthesizer_line_runs(tmp_path, forks, monkeypatch, capsys):
     build("bert").save_pretrained(tmp_path / "MODEL")
     tokenizer().save_pretrained(tmp_path / "MODEL")
     (tmp_path / "texts.csv").write_text("\n".join(["text", *sentences(12)]))
-    monkeypatch.setattr(
-        study, "list_commands", lambda asked, say: [row.label for row in draw_up(asked).rows]
-    )
     lines.insert(0, "synthesizer train python-docs --synthesis dot")  # which a line audits
     for line in lines:
         said, _, command = line.rpartition(" | ")
         words = reduced(command.replace("python -m synthesizer_attention", "synthesizer"))
         if words[0] == "compare":
-            assert main(words) == 0, (line, capsys.readouterr().err)
-            assert "dot" in capsys.readouterr().out
+            assert "dot" in scripted(forks, tmp_path, PLAN, words=words)
             continue
         text = said.removeprefix("echo ").strip('"') + "\n"
         code, out, error = forks.run(*words, cwd=tmp_path, stdin=text, env={"HF_HUB_OFFLINE": "1"})
