@@ -30,66 +30,64 @@ def test_parquet_jsonl_csv_and_tsv_hold_the_same_rows(tmp_path):
         assert fields(tmp_path / f"a.{suffix}") == ROWS
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("quote.tsv", 'text\tlabel\n"so" it\t1\n', [{"text": '"so" it', "label": "1"}]),
+        ("lines.csv", 'text,label\n"one\ntwo, a",1\n', [{"text": "one\ntwo, a", "label": "1"}]),
+        ("bare.tsv", "Go.\tGeh.\nHi!\tHe!\n", [{"1": "Go.", "2": "Geh."}, {"1": "Hi!", "2": "He!"}]),
+        ("pandas.csv", ",text,label\n0,good,pos\n", [{"index": "0", "text": "good", "label": "pos"}]),
+        ("semicolon.csv", 'text;label\n"good; film";pos\nbad, too;neg\n',
+         [{"text": "good; film", "label": "pos"}, {"text": "bad, too", "label": "neg"}]),
+        ("comma.csv", "text\na; b\n", [{"text": "a; b"}]),
+        ("bom.csv", "\ufefftext,label\nx,1\n", [{"text": "x", "label": "1"}]),
+        ("book.txt", "one\ntwo\n\n\nthree\n", [{"text": "one\ntwo"}, {"text": "three"}]),
+        ("lines.txt", "one\ntwo\n", [{"text": "one"}, {"text": "two"}]),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value[-5:] else "",
+)  # fmt: skip
+def test_what_a_file_holds(tmp_path, name, content, rows):
+    (tmp_path / name).write_text(content)
+    assert fields(tmp_path / name) == rows
+
+
+def test_a_first_row_of_plain_distinct_words_is_a_header_unless_it_is_said(tmp_path):
+    assert looks_like_header(["review text", "stars"])
+    for cells in (["5", "great"], ["same", "same"], ["", "0"]):
+        assert not looks_like_header(cells)
+    (tmp_path / "a.csv").write_text("good,bad\nworse,best\n")
+    assert len(fields(tmp_path / "a.csv", header=False)) == 2
+    assert len(fields(tmp_path / "a.csv", header=True)) == 1
+
+
+def test_a_folder_is_a_document_per_file(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.txt").write_text("inside\n\nstill")
+    (tmp_path / "a.md").write_text("first")
+    (tmp_path / ".hidden").write_text("no")
+    assert [row["text"] for row in fields(tmp_path)] == ["first", "inside\n\nstill"]
+
+
 def test_parallel_text_files_pair_line_by_line(tmp_path):
-    (tmp_path / "train.en").write_text("a cat\ntwo dogs\n")
-    (tmp_path / "train.de").write_text("eine Katze\r\nzwei Hunde")
-    rows = read_files((tmp_path / "train.en", tmp_path / "train.de"))
-    assert [row.fields for row in rows] == ROWS
-
-
-def test_a_strange_line_break_inside_a_line_does_not_shift_the_pairs(tmp_path):
     """Splitting at U+2028 or a lone carriage return would move every later pair."""
-    (tmp_path / "train.en").write_bytes("a\u2028b\rc\nd\n".encode())
-    (tmp_path / "train.de").write_text("eins\nzwei\n")
-    rows = list(read_files((tmp_path / "train.en", tmp_path / "train.de")))
-    assert [row.fields["en"] for row in rows] == ["a\u2028b\rc", "d"]
-
-
-def test_an_unpaired_line_has_a_fault_with_its_place(tmp_path):
-    (tmp_path / "train.en").write_text("a\nb\n")
-    (tmp_path / "train.de").write_text("eins\n")
-    *_, last = read_files((tmp_path / "train.en", tmp_path / "train.de"))
-    assert (last.file, last.number) == (str(tmp_path / "train.en"), 2)
+    en, de = tmp_path / "train.en", tmp_path / "train.de"
+    en.write_bytes("a\u2028b\rc\nd\ne\n".encode())
+    de.write_text("eins\r\nzwei", newline="")
+    *pairs, last = read_files((en, de))
+    wanted = [{"en": "a\u2028b\rc", "de": "eins"}, {"en": "d", "de": "zwei"}]
+    assert [row.fields for row in pairs] == wanted
+    assert (last.file, last.number) == (str(en), 3)
     assert last.fault.endswith("train.de has no such line; the files must pair line by line")
 
 
-def test_a_quote_in_tsv_is_a_character(tmp_path):
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"quoted" start\t1\n')
-    assert fields(tmp_path / "a.tsv") == [{"text": '"quoted" start', "label": "1"}]
-
-
-def test_a_csv_field_may_span_lines(tmp_path):
-    (tmp_path / "a.csv").write_text('text,label\n"one\ntwo, three",1\n')
-    assert fields(tmp_path / "a.csv") == [{"text": "one\ntwo, three", "label": "1"}]
-
-
-def test_a_first_row_of_sentences_is_no_header(tmp_path):
-    (tmp_path / "pairs.tsv").write_text("Go.\tGeh.\nHi there!\tHallo!\n")
-    assert fields(tmp_path / "pairs.tsv")[0] == {"1": "Go.", "2": "Geh."}
-    assert looks_like_header(["review text", "stars"])
-    assert not looks_like_header(["5", "great"])
-    assert not looks_like_header(["same", "same"])
-
-
-def test_a_pandas_csv_has_an_unnamed_index(tmp_path):
-    (tmp_path / "a.csv").write_text(",text,label\n0,good film,pos\n1,bad film,neg\n")
-    assert fields(tmp_path / "a.csv")[1] == {"index": "1", "text": "bad film", "label": "neg"}
-    assert not looks_like_header(["", "0"])
-
-
-def test_a_spreadsheets_semicolons_are_found_and_its_utf_16_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text('text;label\n"good; film";pos\nbad film, too;neg\n')
-    assert [*fields(tmp_path / "a.csv")] == [
-        {"text": "good; film", "label": "pos"},
-        {"text": "bad film, too", "label": "neg"},
-    ]
-    (tmp_path / "b.csv").write_text("text\na; b\n")
-    assert [*fields(tmp_path / "b.csv")] == [{"text": "a; b"}]
-    for name in ("utf-16", "utf-16-be"):
-        text = "\ufefftext,label\n" if name.endswith("be") else "text,label\n"
-        (tmp_path / "c.csv").write_text(text, encoding=name)
-        with pytest.raises(UserError, match=r"c\.csv is UTF-16; save it as UTF-8"):
-            fields(tmp_path / "c.csv")
+def test_bad_lines_become_rows_with_a_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\nnot json\n[1]\n')
+    rows = list(read_files((tmp_path / "a.jsonl",)))
+    assert [row.fault for row in rows] == [None, "not valid JSON", "not a JSON object"]
+    assert [row.number for row in rows] == [1, 2, 3]
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1\n1,2,3\n")
+    faults = [row.fault for row in read_files((tmp_path / "a.csv",))]
+    assert faults == [None, "1 fields where 2 are expected", "3 fields where 2 are expected"]
 
 
 def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
@@ -103,54 +101,14 @@ def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
     assert len(list(source.splits["train"]())) == 5000
 
 
-def test_what_is_no_file_is_refused():
-    with pytest.raises(
-        UserError, match="/dev/zero is a device or a file of the system; expected a regular"
-    ):
-        open_source(Data(train="/dev/zero"), None)
-
-
-def test_the_header_can_be_said(tmp_path):
-    (tmp_path / "a.csv").write_text("good,bad\nworse,best\n")
-    assert len(fields(tmp_path / "a.csv", header=False)) == 2
-    assert len(fields(tmp_path / "a.csv", header=True)) == 1
-
-
-def test_bad_lines_become_rows_with_a_fault(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\nnot json\n[1]\n')
-    rows = list(read_files((tmp_path / "a.jsonl",)))
-    assert [row.fault for row in rows] == [None, "not valid JSON", "not a JSON object"]
-    assert [row.number for row in rows] == [1, 2, 3]
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n1\n1,2,3\n")
-    rows = list(read_files((tmp_path / "a.csv",)))
-    assert rows[1].fault == "1 fields where 2 are expected"
-    assert rows[2].fault == "3 fields where 2 are expected"
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,label\nx,1\n")
-    assert fields(tmp_path / "a.csv") == [{"text": "x", "label": "1"}]
-
-
-def test_text_is_paragraphs_or_lines_or_files(tmp_path):
-    (tmp_path / "book.txt").write_text("one\ntwo\n\n\nthree\n")
-    assert [row["text"] for row in fields(tmp_path / "book.txt")] == ["one\ntwo", "three"]
-    (tmp_path / "lines.txt").write_text("one\ntwo\n")
-    assert [row["text"] for row in fields(tmp_path / "lines.txt")] == ["one", "two"]
-    folder = tmp_path / "folder"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "b.txt").write_text("inside\n\nstill")
-    (folder / "a.md").write_text("first")
-    (folder / ".hidden").write_text("no")
-    assert [row["text"] for row in fields(folder)] == ["first", "inside\n\nstill"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.xlsx", b"", "cannot read .*a.xlsx; expected .parquet, .jsonl, .csv, .tsv, .txt"),
         ("a.parquet", b"no", "a.parquet is not a readable parquet file"),
         ("a.csv", b"", "a.csv is empty; expected rows"),
+        ("a.csv", "text,label\n".encode("utf-16"), r"a\.csv is UTF-16; save it as UTF-8"),
+        ("a.csv", "\ufefftext,label\n".encode("utf-16-be"), r"a\.csv is UTF-16; save it"),
     ],
 )
 def test_an_unreadable_file_says_what_was_expected(tmp_path, name, content, message):
@@ -159,19 +117,18 @@ def test_an_unreadable_file_says_what_was_expected(tmp_path, name, content, mess
         list(read_files((tmp_path / name,)))
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"none.csv does not exist; check"):
-        open_source(Data(train=str(tmp_path / "none.csv")), None)
-
-
-def test_a_recipe_without_data_says_what_to_set():
-    with pytest.raises(UserError, match=r"names no data; set data.train to a file"):
-        open_source(Data(), None)
-
-
-def test_an_unknown_corpus_is_refused():
-    with pytest.raises(UserError, match=r"unknown corpus 'shifty'; choose data.builtin from"):
-        open_source(Data(builtin="shifty"), None)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train": "/dev/zero"}, "/dev/zero is a device or a file of the system; expected a regul"),
+        ({"train": "none.csv"}, r"none.csv does not exist; check"),
+        ({}, r"names no data; set data.train to a file"),
+        ({"builtin": "shifty"}, r"unknown corpus 'shifty'; choose data.builtin from"),
+    ],
+)
+def test_data_that_are_not_there_are_refused(data, message):
+    with pytest.raises(UserError, match=message):
+        open_source(Data(**data), None)
 
 
 def test_a_local_copy_comes_before_the_hub(tmp_path):
