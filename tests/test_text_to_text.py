@@ -10,21 +10,15 @@ from synthesizer_attention.data.batch import IGNORED
 from synthesizer_attention.data.columns import BadRow
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
+from synthesizer_attention.metrics.glue import SUITES
 from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task
 from synthesizer_attention.tasks.glue import MEMBERS, WORDINGS, same_referent
 from synthesizer_attention.tasks.mixture import judge
 
-TASKS = [
-    "glue_cola",
-    "glue_stsb",
-    "glue_mnli",
-    "superglue_cb",
-    "superglue_multirc",
-    "superglue_record",
-]
+TASKS = ["glue_cola", "glue_stsb", "glue_mnli"]
+TASKS += ["superglue_cb", "superglue_multirc", "superglue_record"]
 
 
 def example(name, number):
@@ -69,12 +63,8 @@ def outputs(texts):
     return Outputs(counts, counts, counts, texts=tuple(texts))
 
 
-def test_every_task_of_both_benchmarks_is_there():
-    names = {f"glue_{name}" for name in GLUE} | {f"superglue_{name}" for name in SUPERGLUE}
-    assert set(MEMBERS) == names
-
-
 def test_a_row_becomes_a_prompt_and_an_answer():
+    assert {*MEMBERS} == {f"{suite}_{name}" for suite in SUITES for name in SUITES[suite]}
     row = Row("file", 1, {"sentence": "The cat sat.", "label": 1})
     assert MEMBERS["glue_cola"].prompt(row) == "cola sentence: The cat sat."
     assert MEMBERS["glue_cola"].references(row) == ["acceptable"]
@@ -99,6 +89,18 @@ def test_perfect_answers_score_100_in_every_metric(folder):
     assert all(scores.metrics[name] == pytest.approx(100) for name in expected)
     assert scores.statistics["superglue_multirc_exact_match"].shape == (3, 2)
     assert len(scores.samples) == len(TASKS)
+    shouted = tuple(t.upper() if t in ENGLISH else t for t in answers(task))  # any of ReCoRD's
+    scores = task.score("test", outputs(shouted))
+    assert scores.metrics["superglue_record_exact_match"] == pytest.approx(100)
+    assert scores.metrics["accuracy"] == pytest.approx(100)
+    task = build_task(recipe(TASKS, "data.wording=t5", "evaluate.limit=2", "data.holdout=0"))
+    assert task.score("test", outputs(answers(task))).metrics["superglue_multirc_f1a"] == 100
+    assert task.report["examples"]["glue_cola train"] == 40
+    assert len(answers(task, "validation")) == 2 * (len(TASKS) + 1), (
+        "the first of each, as T5 has it"
+    )
+    scores = task.score("validation", outputs(answers(task, "validation")))
+    assert scores.metrics["accuracy"] == pytest.approx(100)
 
 
 def test_each_task_counts_the_same_in_the_main_metric(folder):
@@ -108,17 +110,6 @@ def test_each_task_counts_the_same_in_the_main_metric(folder):
     scores = task.score("test", outputs(wrong_cola))
     assert scores.metrics["accuracy"] == pytest.approx(50)
     assert scores.metrics["glue_cola_matthews"] == 0
-
-
-def test_any_right_answer_of_record_is_right(folder):
-    task = build_task(recipe(["superglue_record"]))
-    scores = task.score("test", outputs([text.upper() for text in answers(task)]))
-    assert scores.metrics["superglue_record_exact_match"] == pytest.approx(100)
-    assert scores.metrics["accuracy"] == pytest.approx(100)
-    assert task.report["examples"] == {
-        "superglue_record train": 38,  # and two in twenty for validation
-        "superglue_record validation": 6,
-    }
 
 
 def test_an_epoch_takes_at_most_the_cap_of_each_task(folder):
@@ -181,17 +172,11 @@ def test_a_noun_that_is_not_meant_is_no_example_but_may_be_asked_in_validation(
     assert len(answers(task, "train")) == task.report["examples"]["superglue_wsc train"]
 
 
-def test_validation_may_be_the_first_of_each_development_set(folder):
-    """As the paper and T5 have it, where nothing is held out."""
-    task = build_task(recipe(["glue_cola", "glue_mnli"], "evaluate.limit=2", "data.holdout=0"))
-    assert task.report["examples"]["glue_cola train"] == 40
-    assert len(answers(task, "validation")) == 6
-    scores = task.score("validation", outputs(answers(task, "validation")))
-    assert scores.metrics["accuracy"] == pytest.approx(100)
-
-
 def test_a_missing_task_says_what_to_add_or_leave_out(folder, monkeypatch):
     import datasets
+
+    with pytest.raises(UserError, match=r"data.tasks has glue_coal; choose from glue_cola, "):
+        build_task(recipe(["glue_coal"]))
 
     def unreachable(*args, **options):
         raise ConnectionError("no network")
@@ -204,11 +189,6 @@ def test_a_missing_task_says_what_to_add_or_leave_out(folder, monkeypatch):
     (folder / "glue_cola" / "validation.parquet").unlink()
     with pytest.raises(UserError, match="has no 'validation' split; glue_cola is scored on it"):
         build_task(recipe(["glue_cola"]))
-
-
-def test_an_unknown_task_is_refused():
-    with pytest.raises(UserError, match=r"data.tasks has glue_coal; choose from glue_cola, "):
-        build_task(recipe(["glue_coal"]))
 
 
 @pytest.mark.parametrize("answer", ["nan", "inf", "-Infinity", "rubbish", ""])
@@ -244,120 +224,39 @@ MULTIRC = {
     "label": 1,
 }
 T5_FORMS = [  # as T5's published preprocessors write them
-    (
-        "superglue_wsc",
-        WSC,
-        "wsc: Pat gave him the map because he asked *him* for it , and he smiled .",
-        ["Pat"],
-    ),
-    (
-        "superglue_record",
-        RECORD,
-        "record query: Near @placeholder boats sank entities: Ulm, Bonn passage: It rained. "
-        "Rivers rose. Boats sank",
-        ["Ulm", "Bonn"],
-    ),
-    (
-        "superglue_multirc",
-        MULTIRC,
-        "multirc question: Who? answer: A dog paragraph: Sent 1: A dog. Sent 2: A cat.",
-        ["True"],
-    ),
-    (
-        "glue_mnli",
-        {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2, "idx": 0},
-        "mnli hypothesis: It is dry. premise: It rains.",
-        ["contradiction"],
-    ),
-    (
-        "superglue_boolq",
-        {"question": "is it", "passage": "It is.", "label": 1},
-        "boolq passage: It is. question: is it",
-        ["True"],
-    ),
-    (
-        "superglue_wic",
-        {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank.", "label": 0},
-        "wic sentence1: A bank. sentence2: The bank. word: bank",
-        ["False"],
-    ),
-    (
-        "superglue_copa",
-        {"premise": "P.", "question": "cause", "choice1": "A.", "choice2": "B.", "label": 1},
-        "copa choice1: A. choice2: B. premise: P. question: cause",
-        ["choice2"],
-    ),
-    (
-        "coref_dpr",
-        {
-            "sentence": "He said so: Bob asked Tom if he can go, and he can.",
-            "pronoun": "he",
-            "candidates": ["Bob", "Tom"],
-            "label": 1,
-        },
-        "wsc: He said so: Bob asked Tom if *he* can go, and he can.",
-        ["Tom"],
-    ),
-    (
-        "qa_squad",
-        {
-            "question": "Who?",
-            "context": "The U.S. caf\u00e9's dog did.",
-            "answers": {"text": ["U.S.", "dog", "U.S."], "answer_start": [4, 18, 4]},
-        },
-        "question: Who ? context: The U . S . caf \u00e9 ' s dog did .",
-        ["U . S .", "dog"],
-    ),
-]
+    ("superglue_wsc", WSC, ["Pat"],
+     "wsc: Pat gave him the map because he asked *him* for it , and he smiled ."),
+    ("superglue_record", RECORD, ["Ulm", "Bonn"],
+     "record query: Near @placeholder boats sank entities: Ulm, Bonn passage: It rained. "
+     "Rivers rose. Boats sank"),
+    ("superglue_multirc", MULTIRC, ["True"],
+     "multirc question: Who? answer: A dog paragraph: Sent 1: A dog. Sent 2: A cat."),
+    ("glue_mnli", {"premise": "It rains.", "hypothesis": "It is dry.", "label": 2, "idx": 0},
+     ["contradiction"], "mnli hypothesis: It is dry. premise: It rains."),
+    ("superglue_boolq", {"question": "is it", "passage": "It is.", "label": 1}, ["True"],
+     "boolq passage: It is. question: is it"),
+    ("superglue_wic",
+     {"word": "bank", "sentence1": "A bank.", "sentence2": "The bank.", "label": 0},
+     ["False"], "wic sentence1: A bank. sentence2: The bank. word: bank"),
+    ("superglue_copa",
+     {"premise": "P.", "question": "cause", "choice1": "A.", "choice2": "B.", "label": 1},
+     ["choice2"], "copa choice1: A. choice2: B. premise: P. question: cause"),
+    ("coref_dpr",
+     {"sentence": "He said so: Bob asked Tom if he can go, and he can.", "pronoun": "he",
+      "candidates": ["Bob", "Tom"], "label": 1},
+     ["Tom"], "wsc: He said so: Bob asked Tom if *he* can go, and he can."),
+    ("qa_squad",
+     {"question": "Who?", "context": "The U.S. caf\u00e9's dog did.",
+      "answers": {"text": ["U.S.", "dog", "U.S."], "answer_start": [4, 18, 4]}},
+     ["U . S .", "dog"], "question: Who ? context: The U . S . caf \u00e9 ' s dog did ."),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "fields", "prompt", "references"), T5_FORMS)
-def test_t5s_wording_is_that_of_its_preprocessors(name, fields, prompt, references):
+@pytest.mark.parametrize(("name", "fields", "references", "prompt"), T5_FORMS)
+def test_t5s_wording_is_that_of_its_preprocessors(name, fields, references, prompt):
     member = WORDINGS["t5"][name]
     assert member.prompt(row_of(**fields)) == prompt
     assert member.references(row_of(**fields)) == references
-
-
-def test_multirc_answers_are_grouped_by_question():
-    assert MEMBERS["superglue_multirc"].group(row_of(**MULTIRC)) == "3 41"
-
-
-def test_the_pronoun_asked_about_is_marked_where_it_occurs_twice():
-    shown = MEMBERS["superglue_wsc"].prompt(row_of(**WSC))
-    assert shown.endswith("he asked *him* for it , and he smiled .")
-    with pytest.raises(BadRow, match="the pronoun 'she' is not in the text"):
-        MEMBERS["superglue_wsc"].prompt(row_of(**{**WSC, "span2_text": "she"}))
-
-
-def test_wsc_by_referents_trains_on_meant_nouns_and_is_scored_by_the_label():
-    member = WORDINGS["t5"]["superglue_wsc"]
-    assert not member.trains_on(row_of(**WSC))
-    assert member.trains_on(row_of(**{**WSC, "label": 1}))
-    rows = [
-        ("1", "", ["the old dog"], "dog"),  # named, and meant
-        ("0", "", ["Pat"], "the map"),  # another, and not meant
-        ("0", "", ["Pat"], "Pat"),  # named, but not meant
-        ("1", "", ["Bob"], "Bob's hat"),
-    ]
-    assert score("accuracy", judge(member, rows)["accuracy"]) == 50
-
-
-def test_only_the_determiners_of_t5_are_left_out_of_a_noun():
-    assert same_referent("the dog", "dog")
-    assert not same_referent("the", "the dog")
-    assert same_referent("any", "any dog")
-    assert same_referent("its", "its owner")
-
-
-def test_dpr_is_right_only_to_the_letter_as_t5_scores_it():
-    member = WORDINGS["t5"]["coref_dpr"]
-    rows = [("", "", ["The bee"], "The bee"), ("", "", ["The bee"], "the bee")]
-    assert score("accuracy", judge(member, rows)["accuracy"]) == 50
-
-
-def test_a_mixture_in_t5s_wording_is_read_and_scored(folder):
-    task = build_task(recipe(TASKS, "data.wording=t5"))
-    assert task.score("test", outputs(answers(task))).metrics["superglue_multirc_f1a"] == 100
 
 
 def test_train_is_scored_on_its_own_examples_and_not_on_the_development_sets(folder):
@@ -370,3 +269,30 @@ def test_train_is_scored_on_its_own_examples_and_not_on_the_development_sets(fol
     metrics = task.score("train", outputs(halved)).metrics
     assert metrics["accuracy"] == pytest.approx(50)
     assert metrics["superglue_cb_accuracy"] == 0
+
+
+def test_what_a_judge_must_know_of_a_row():
+    assert MEMBERS["superglue_multirc"].group(row_of(**MULTIRC)) == "3 41"
+    shown = MEMBERS["superglue_wsc"].prompt(row_of(**WSC))
+    assert shown.endswith("he asked *him* for it , and he smiled ."), "the pronoun occurs twice"
+    with pytest.raises(BadRow, match="the pronoun 'she' is not in the text"):
+        MEMBERS["superglue_wsc"].prompt(row_of(**{**WSC, "span2_text": "she"}))
+
+
+def test_nouns_are_judged_as_t5_does():
+    assert same_referent("the dog", "dog")
+    assert not same_referent("the", "the dog")
+    assert same_referent("any", "any dog"), "no determiner of T5's"
+    member = WORDINGS["t5"]["superglue_wsc"]
+    assert not member.trains_on(row_of(**WSC))
+    assert member.trains_on(row_of(**{**WSC, "label": 1}))
+    rows = [
+        ("1", "", ["the old dog"], "dog"),  # named, and meant
+        ("0", "", ["Pat"], "the map"),  # another, and not meant
+        ("0", "", ["Pat"], "Pat"),  # named, but not meant
+        ("1", "", ["Bob"], "Bob's hat"),
+    ]
+    assert score("accuracy", judge(member, rows)["accuracy"]) == 50
+    rows = [("", "", ["The bee"], "The bee"), ("", "", ["The bee"], "the bee")]
+    exact = judge(WORDINGS["t5"]["coref_dpr"], rows)["accuracy"]
+    assert score("accuracy", exact) == 50, "right only to the letter"
