@@ -15,7 +15,6 @@ from synthesizer_attention.attention import terms as terms_file
 from synthesizer_attention.attention.layer import Inputs, SyntheticAttention
 from synthesizer_attention.attention.terms import Places, Terms
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.kernels import attend
 from synthesizer_attention.kernels import cpu as kernel
 from test_fast import ANY_LENGTH, MASKS, mask_of, results
 from tiny import environment
@@ -46,16 +45,16 @@ def built(library, monkeypatch):
     calls, threads = [], torch.get_num_threads()
     monkeypatch.delenv("SYNTHESIZER_KERNEL")
     monkeypatch.setattr(kernel, "built_path", lambda home: library)
-    monkeypatch.setattr(attend, "CACHED", 400)
-    monkeypatch.setattr(attend, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
-    monkeypatch.setattr(attend, "FEWEST_ROWS", 5)
-    run = attend.run
+    monkeypatch.setattr(kernel, "CACHED", 400)
+    monkeypatch.setattr(kernel, "BESIDE", 2 * 23 * (D // H))  # two examples of the longest
+    monkeypatch.setattr(kernel, "FEWEST_ROWS", 5)
+    attend = kernel.attend
 
     def told(*args, grads=None, **given):
         calls.append("attend" if grads is None else "attend_back")
-        run(*args, grads=grads, **given)
+        attend(*args, grads=grads, **given)
 
-    monkeypatch.setattr(attend, "run", told)
+    monkeypatch.setattr(kernel, "attend", told)
     torch.set_num_threads(1)
     kernel.loaded.cache_clear()
     yield calls
@@ -125,8 +124,8 @@ def test_the_kernel_gives_what_the_plain_path_gives(
 def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, monkeypatch):
     torch.set_num_threads(threads)
     for cached, window, kind in ((400, 4, "none"), (400, 9, "holes"), (2**17, 4, "right")):
-        monkeypatch.setattr(attend, "CACHED", cached)
-        monkeypatch.setattr(attend, "FEWEST_ROWS", 5 if cached == 400 else 64)
+        monkeypatch.setattr(kernel, "CACHED", cached)
+        monkeypatch.setattr(kernel, "FEWEST_ROWS", 5 if cached == 400 else 64)
         layer, x = attention(spec, 23, causal=causal), tokens(3, 23, D).float()
         layer.window, mask = window, mask_of(kind, 3, 23)
         built.clear()
@@ -142,8 +141,8 @@ def test_the_kernel_knows_windows_and_long_blocks(spec, causal, threads, built, 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [16, 20])  # of a head: whole vectors, and not
 def test_small_products_follow_what_rows_see(spec, causal, width, built, monkeypatch):
-    monkeypatch.setattr(attend, "CACHED", 2**17)
-    monkeypatch.setattr(attend, "FEWEST_ROWS", 64)
+    monkeypatch.setattr(kernel, "CACHED", 2**17)
+    monkeypatch.setattr(kernel, "FEWEST_ROWS", 64)
     for length, kind, window in ((37, "none", None), (16, "holes", None), (37, "left", 5)):
         layer = SyntheticAttention(2 * width, 2, length, spec, causal=causal, window=window)
         layer, mask = redrawn(layer).float(), mask_of(kind, 3, length)
@@ -164,8 +163,8 @@ def test_narrower_registers_give_the_same(without, built, tmp_path, monkeypatch)
     kernel.build()
     for spec in ("dense+dot", "random+dot", "factorized_dense", "relative"):
         for cached, fewest in ((400, 5), (2**17, 64)):  # several blocks, and one small product
-            monkeypatch.setattr(attend, "CACHED", cached)
-            monkeypatch.setattr(attend, "FEWEST_ROWS", fewest)
+            monkeypatch.setattr(kernel, "CACHED", cached)
+            monkeypatch.setattr(kernel, "FEWEST_ROWS", fewest)
             layer, x = attention(spec, 23, causal=True), tokens(3, 23, D).float()
             mask = mask_of("holes", 3, 23)
             built.clear()
@@ -407,7 +406,7 @@ def test_two_bilinear_terms_reach_the_kernel_as_they_lie(frozen, built, monkeypa
     expected = {name: value for name, value in expected.items() if value is not None}
     monkeypatch.setattr(terms_file, "_joined", None)
     for rows in (5, 64):  # by the BLAS, and by hand
-        monkeypatch.setattr(attend, "FEWEST_ROWS", rows)
+        monkeypatch.setattr(kernel, "FEWEST_ROWS", rows)
         assert_close(results(layer, x, "fast"), expected)
     assert built == ["attend", "attend_back"] * 2
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
 from synthesizer_attention.attention.synthesis import Size
-from synthesizer_attention.kernels.hooked import Compiled
+from synthesizer_attention.kernels.cpu import Compiled
 from test_fast import mask_of, results
 from test_kernel import built, library, needs_compiler
 from variants import EVERY, redrawn, tokens

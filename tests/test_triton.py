@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from synthesizer_attention.attention import hook
+from synthesizer_attention.attention.masks import Visibility
+from synthesizer_attention.attention.terms import Terms
 from synthesizer_attention.kernels import triton as gpu
-from synthesizer_attention.kernels.triton import FusedRange, FusedTerms
+from synthesizer_attention.kernels.cpu import Compiled
 
 pytest.importorskip("triton", reason='triton is not installed: pip install ".[gpu]"')
 import triton.language as tl
@@ -22,7 +24,7 @@ from test_fast import attention, mask_of, results
 from test_odd_values import assert_hidden_never_matters, assert_near_to_float64
 from variants import tokens
 
-NAMES = ("values", "queries", "keys", "table", "weight", "offsets", "tiled", "repeated")
+NAMES = gpu.NAMES
 PARTS = {
     "bilinear": ("queries", "keys"),
     "table": ("table",),
@@ -47,17 +49,17 @@ def drawn_terms(parts, batch, heads, num_queries, num_keys, widths, *, shared, d
     generator = torch.Generator().manual_seed(0)
     width, value_width = widths
     shapes = {
-        "values": (batch, heads, num_keys, value_width),
-        "queries": (batch, heads, num_queries, width),
-        "keys": (1 if shared else batch, heads, num_keys, width),
+        "values": (heads, batch, num_keys, value_width),
+        "queries": (heads, batch, num_queries, width),
+        "keys": (heads, 1 if shared else batch, num_keys, width),
         "table": (heads, num_queries, num_keys),
         "weight": (heads,),
         "offsets": (heads, num_keys),
-        "tiled": (batch, heads, num_queries, A),
-        "repeated": (batch, heads, num_queries, -(-num_keys // A)),
+        "tiled": (heads, batch, num_queries, A),
+        "repeated": (heads, batch, num_queries, -(-num_keys // A)),
     }
     wanted = {"values", *[name for part in parts for name in PARTS[part]]}
-    return FusedTerms(
+    return Terms(
         **{
             name: (0.7 * torch.randn(shape, generator=generator)).to(dtype).requires_grad_()
             for name, shape in shapes.items()
@@ -69,59 +71,47 @@ def drawn_terms(parts, batch, heads, num_queries, num_keys, widths, *, shared, d
 def seen_by(kind, batch, num_queries, num_keys):
     slots = torch.arange(num_keys - num_queries, num_keys, dtype=torch.int32)
     if kind == "causal":
-        return FusedRange(stops=(slots + 1)[None])
+        return Visibility(stops=(slots + 1)[None])
     if kind == "window":
-        return FusedRange(starts=(slots - 3).clamp(min=0)[None], stops=(slots + 1)[None])
+        return Visibility(starts=(slots - 3).clamp(min=0)[None], stops=(slots + 1)[None])
     lengths = torch.arange(batch, dtype=torch.int32) * num_keys // max(1, batch - 1)
     stops = lengths[:, None].expand(batch, num_queries).contiguous()  # the first sees nothing
     if kind == "lengths":
-        return FusedRange(stops=stops)
+        return Visibility(stops=stops)
     if kind == "lengths and rows":
         rows = (slots - slots[0]).expand(batch, -1) * 2 % num_queries  # some rows are read twice
-        return FusedRange(stops=stops, rows=rows.int().contiguous())
-    return FusedRange()
+        return Visibility(stops=stops, table_rows=rows.int().contiguous())
+    return Visibility()
 
 
 def naive(terms, seen, num_queries):
-    """The equation, in float64."""
-    double = {name: getattr(terms, name) for name in NAMES}
-    double = {name: None if part is None else part.double() for name, part in double.items()}
-    num_keys = terms.values.shape[2]
-    logits, keys = torch.zeros(1, 1, num_queries, num_keys), torch.arange(num_keys)
-    if terms.queries is not None:
-        logits = logits + double["queries"] @ double["keys"].mT
-    if terms.table is not None:
-        table = double["table"]
-        if terms.weight is not None:
-            table = table * double["weight"][:, None, None]
-        logits = logits + (
-            table if seen.rows is None else table[:, seen.rows.long()].transpose(0, 1)
-        )
-    if terms.offsets is not None:
-        logits = logits + double["offsets"][:, None]
-    if terms.tiled is not None:
-        logits = logits + double["tiled"][..., keys % A] * double["repeated"][..., keys // A]
+    """The equation, in float64: (B, T, H, K)."""
+    double = Terms(**{n: p if p is None else p.double() for n, p in vars(terms).items()})
+    num_keys, rows = terms.values.shape[2], seen.table_rows
+    if rows is not None and terms.table is not None:
+        double.table = double.weighted_table()[:, rows.long()]
+        double.weight = None
+    logits, keys = double.logits(num_queries, num_keys), torch.arange(num_keys)
     visible = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool)
     if seen.starts is not None:
         visible = visible & (keys >= seen.starts[:, None, :, None])
     if seen.stops is not None:
         visible = visible & (keys < seen.stops[:, None, :, None])
     weights = logits.masked_fill(~visible, -1e300).softmax(-1).masked_fill(~visible, 0.0)
-    return weights @ double["values"]
+    return (weights @ double.values.transpose(0, 1)).transpose(1, 2)
 
 
 def assert_equal_to_the_equation(terms, seen, num_queries, bound):
     expected = naive(terms, seen, num_queries)
     grad = torch.linspace(-1, 1, expected.numel()).view(expected.shape)
-    given = [part for part in terms.tensors() if part is not None]
-    rights = iter(torch.autograd.grad(expected, given, grad.double()))
-    wanted = tuple(part is not None for part in terms.tensors())
+    given = {name: part for name, part in vars(terms).items() if part is not None}
+    rights = torch.autograd.grad(expected, list(given.values()), grad.double())
     with torch.no_grad():
-        output, sums = gpu.forward(terms, seen, num_queries)
-        grads = gpu.backward(terms, seen, output, sums, grad.to(output.dtype), wanted)
-    found = dict(zip(NAMES, grads.tensors(), strict=True))
+        output, sums = gpu.attend(terms, seen, num_queries)
+        wanted = [part is not None for part in vars(terms).values()]
+        grads = gpu.attend_back(terms, seen, output, sums, grad.to(output.dtype), wanted)
     pairs = {"output": (output, expected.detach())}
-    pairs |= {n: (found[n], next(rights)) for n in NAMES if getattr(terms, n) is not None}
+    pairs |= {n: (getattr(grads, n), right) for n, right in zip(given, rights, strict=True)}
     for name, (left, right) in pairs.items():
         assert left.dtype == terms.values.dtype
         error = (left.double() - right.double()).abs().max()
@@ -160,31 +150,36 @@ def test_half_precision_differs_by_its_rounding_alone(dtype, kind, monkeypatch):
 @torch.no_grad()
 def test_a_view_with_gaps_is_read_where_it_lies():
     terms = drawn_terms(SUMS[-1], 2, 2, 19, 19, (6, 20), shared=False, dtype=torch.float32)
-    expected, _ = gpu.forward(terms, FusedRange(), 19)
-    gaps = [None if p is None else torch.stack([p, p], 0)[1] for p in terms.tensors()]
-    turned = FusedTerms(*gaps)
-    turned.queries = terms.queries.transpose(1, 2).contiguous().transpose(1, 2)
-    turned.values = terms.values.mT.contiguous().mT
-    found, _ = gpu.forward(turned, FusedRange(), 19)
+    expected, sums = gpu.attend(terms, Visibility(), 19)
+    gaps = {n: torch.stack([p, p])[1] for n, p in vars(terms).items() if p is not None}
+    gaps["queries"] = terms.queries.transpose(1, 2).contiguous().transpose(1, 2)
+    gaps["values"] = terms.values.mT.contiguous().mT
+    found, _ = gpu.attend(Terms(**gaps), Visibility(), 19)
     torch.testing.assert_close(found, expected)
+    right, left = (
+        gpu.attend_back(each, Visibility(), expected, sums, expected, [True] * 8)
+        for each in (terms, Terms(**gaps))
+    )
+    for name in NAMES:
+        torch.testing.assert_close(getattr(left, name), getattr(right, name))
 
 
 @torch.no_grad()
 def test_only_the_gradients_that_are_wanted_are_computed():
     terms = drawn_terms(SUMS[-1], 2, 2, 5, 5, (3, 3), shared=True, dtype=torch.float32)
-    output, sums = gpu.forward(terms, FusedRange(), 5)
+    output, sums = gpu.attend(terms, Visibility(), 5)
     for name in NAMES:
-        wanted = tuple(other == name for other in NAMES)
-        grads = gpu.backward(terms, FusedRange(), output, sums, torch.ones_like(output), wanted)
-        assert [n for n in NAMES if getattr(grads, n) is not None] == [name]
+        wanted = [other == name for other in NAMES]
+        grads = gpu.attend_back(terms, Visibility(), output, sums, torch.ones_like(output), wanted)
+        assert [n for n, part in vars(grads).items() if part is not None] == [name]
 
 
 @torch.no_grad()
 def test_an_empty_batch_gives_an_empty_result_and_zero_gradients():
     terms = drawn_terms(SUMS[-1], 0, 2, 5, 5, (3, 3), shared=True, dtype=torch.float32)
-    output, sums = gpu.forward(terms, FusedRange(), 5)
-    assert output.shape == (0, 2, 5, 3)
-    grads = gpu.backward(terms, FusedRange(), output, sums, output, (True,) * 8)
+    output, sums = gpu.attend(terms, Visibility(), 5)
+    assert output.shape == (0, 5, 2, 3)
+    grads = gpu.attend_back(terms, Visibility(), output, sums, output, (True,) * 8)
     assert not grads.keys.any()
     assert not grads.table.any()
 
@@ -215,10 +210,11 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there(arch, tmp_path):
 @pytest.fixture
 def calls(monkeypatch):
     """Layers on the CPU go through the kernels, as on a GPU; how often they did."""
-    calls, attend = [], gpu.attend
+    calls = []
     monkeypatch.setattr(hook, "GPUS", ("cpu",))
-    monkeypatch.setattr(gpu, "takes", lambda terms: True)
-    monkeypatch.setattr(gpu, "attend", lambda *given: (calls.append(1), attend(*given))[1])
+    monkeypatch.setattr(Compiled, "takes_on_gpu", lambda self, terms: True)
+    counted = staticmethod(lambda *given: (calls.append(1), gpu.attend(*given))[1])
+    monkeypatch.setattr(Compiled, "attend_on_gpu", counted)
     return calls
 
 

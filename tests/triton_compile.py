@@ -8,8 +8,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from synthesizer_attention.attention.masks import Visibility
+from synthesizer_attention.attention.terms import Terms
 from synthesizer_attention.kernels import triton as gpu
-from synthesizer_attention.kernels.triton import FusedRange, FusedTerms
 
 SMALLEST_SHARED_MEMORY = 99 * 1024  # of the architectures from sm_80 on (sm_86, sm_89)
 
@@ -28,14 +29,14 @@ def compile_all(arch, dtype):
     target, launches = GPUTarget("cuda", arch, 32), []
     gpu._launch = lambda kernel, _, tile, *given: launches.append((kernel, given, tile))
     batch, heads, length, width, a = 2, 3, 37, 64, 7
-    shapes = [(batch, heads, length, width), (batch, heads, length, width)]
-    shapes += [(1, heads, length, width), (heads, length, length), (heads,), (heads, length)]
-    shapes += [(batch, heads, length, a), (batch, heads, length, a)]
-    terms = FusedTerms(*[torch.zeros(shape, dtype=dtype) for shape in shapes])
+    shapes = [(heads, batch, length, width), (heads, batch, length, width)]
+    shapes += [(heads, 1, length, width), (heads, length, length), (heads,), (heads, length)]
+    shapes += [(heads, batch, length, a), (heads, batch, length, a)]
+    terms = Terms(*[torch.zeros(shape, dtype=dtype) for shape in shapes])
     stops = torch.ones(1, length, dtype=torch.int32)
-    seen = FusedRange(stops=stops, rows=stops.clone())
-    output, sums = gpu.forward(terms, seen, length)
-    gpu.backward(terms, seen, output, sums, output, (True,) * 8)
+    seen = Visibility(stops=stops, table_rows=stops.clone())
+    output, sums = gpu.attend(terms, seen, length)
+    gpu.attend_back(terms, seen, output, sums, output, (True,) * 8)
     for kernel, given, tile in launches:
         compiled = compile_launch(kernel, target, given, tile)
         shared = compiled.metadata.shared

@@ -95,7 +95,7 @@ def kernels() -> Kernels:
 
 def _find() -> Kernels:
     try:
-        from synthesizer_attention.kernels.hooked import Compiled
+        from synthesizer_attention.kernels.cpu import Compiled
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("synthesizer_attention.kernels"):
             raise

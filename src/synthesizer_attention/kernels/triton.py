@@ -5,7 +5,6 @@ and (real tokens moved to the front) holes are one case. Letters as in terms.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,40 +18,15 @@ from synthesizer_attention.attention.terms import Terms
 
 MOST_WIDTH = 256  # of queries, values, or one side of an outer product: what a tile has room for
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass
-class FusedTerms:
-    """The tensors of one call, or their gradients; None is not in the sum."""
-
-    values: Tensor | None = None  # (B, H, S, K)
-    queries: Tensor | None = None  # (B or 1, H, T, W)
-    keys: Tensor | None = None  # (B or 1, H, S, W)
-    table: Tensor | None = None  # (H, >= T, S)
-    weight: Tensor | None = None  # (H,), what the table is multiplied by
-    offsets: Tensor | None = None  # (H, S)
-    tiled: Tensor | None = None  # (B, H, T, a)
-    repeated: Tensor | None = None  # (B, H, T, b), a b >= S
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Them all, in the order of the fields."""
-        return (
-            *(self.values, self.queries, self.keys, self.table),
-            *(self.weight, self.offsets, self.tiled, self.repeated),
-        )
-
-
-@dataclass(frozen=True)
-class FusedRange:
-    """Which keys each query sees and which row of the table it reads; None: all, and its own."""
-
-    starts: Tensor | None = None  # (B or 1, T), int32, the first key
-    stops: Tensor | None = None  # (B or 1, T), int32, behind the last key; <= S
-    rows: Tensor | None = None  # (B or 1, T), int32
+NAMES = ("values", "queries", "keys", "table", "weight", "offsets", "tiled", "repeated")
+"""The terms that the kernels read, in the order of Terms; the others are written out before."""
 
 
 class Strided(NamedTuple):
-    """A tensor and its strides but the last, which is one; an axis of one is shared: 0."""
+    """A tensor and its strides but the last, which is one; an axis of one is shared: 0.
+
+    Of a tensor with a batch: those of examples, heads and rows.
+    """
 
     pointer: Tensor
     strides: tuple[int, ...]
@@ -119,13 +93,30 @@ def has_triton() -> bool:
 
 def takes(terms: Terms) -> bool:
     """Whether the fused kernels are installed and take these terms, which lie on a GPU."""
-    return has_triton() and fits(_batch_first(terms))
+    return has_triton() and fits(terms)
+
+
+def fits(terms: Terms) -> bool:
+    """Whether the tiles have room for these widths and Triton multiplies these types."""
+    wide = (terms.values, terms.queries, terms.tiled, terms.repeated)
+    narrow = all(part is None or part.shape[-1] <= MOST_WIDTH for part in wide)
+    return narrow and all(part is None or part.dtype in TYPES for part in vars(terms).values())
 
 
 def attend(terms: Terms, visibility: Visibility, num_queries: int) -> tuple[Tensor, Tensor]:
-    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants besides."""
-    output, sums = forward(_batch_first(terms), _range_of(visibility), num_queries)
-    return output.transpose(1, 2), sums
+    """softmax(terms over what is seen) values, (B, T, H, K), and what backward wants: (B, H, T).
+
+    Zeros where nothing is seen.
+    """
+    assert terms.values is not None
+    given, tile = _given(terms, visibility, num_queries), _tile(terms)
+    num_heads, batch, _, width = terms.values.shape
+    output = terms.values.new_empty(batch, num_queries, num_heads, width)
+    sums = output.new_empty(batch, num_heads, num_queries, dtype=torch.float32)
+    if output.numel():
+        grid, into = batch * num_heads * _cdiv(num_queries, tile.rows), output.permute(2, 0, 1, 3)
+        _launch(kernels().forward_kernel, grid, tile, given, _strided(into), sums)
+    return output, sums
 
 
 def attend_back(
@@ -136,71 +127,25 @@ def attend_back(
     grad: Tensor,
     wanted: Sequence[bool],
 ) -> Terms:
-    """The gradients that are wanted, heads first, given that of the output (B, T, H, K)."""
-    output, grad = output.transpose(1, 2), grad.transpose(1, 2)
-    seen = _range_of(visibility)
-    fused = _batch_first(terms)
-    found = backward(fused, seen, output, sums, grad, tuple(wanted)[: len(fused.tensors())])
-    return Terms(*[_turned(part) for part in found.tensors()])
-
-
-def _batch_first(terms: Terms) -> FusedTerms:
-    *tensors, _, _, _ = vars(terms).values()  # distances and a second bilinear term: written out
-    return FusedTerms(*[_turned(part) for part in tensors])
-
-
-def _turned(tensor: Tensor | None) -> Tensor | None:
-    """(H, B, ...) as (B, H, ...), or back; table, weight and offsets have no batch."""
-    return tensor if tensor is None or tensor.dim() < 4 else tensor.transpose(0, 1)
-
-
-def _range_of(visibility: Visibility) -> FusedRange:
-    return FusedRange(visibility.starts, visibility.stops, visibility.table_rows)
-
-
-def fits(terms: FusedTerms) -> bool:
-    """Whether the tiles have room for these widths and Triton multiplies these types."""
-    wide = (terms.values, terms.queries, terms.tiled, terms.repeated)
-    narrow = all(part is None or part.shape[-1] <= MOST_WIDTH for part in wide)
-    return narrow and all(part is None or part.dtype in TYPES for part in terms.tensors())
-
-
-def forward(terms: FusedTerms, seen: FusedRange, num_queries: int) -> tuple[Tensor, Tensor]:
-    """The output (B, H, T, K), zeros where nothing is seen, and what backward wants: (B, H, T)."""
+    """The gradients that are wanted, in the order of Terms, given that of the output."""
     assert terms.values is not None
-    given, tile = _given(terms, seen, num_queries), _tile(terms)
-    batch, num_heads, _, width = terms.values.shape
-    output = terms.values.new_empty(batch, num_queries, num_heads, width).transpose(1, 2)
-    sums = output.new_empty(batch, num_heads, num_queries, dtype=torch.float32)
-    if output.numel():
-        grid = batch * num_heads * _cdiv(num_queries, tile.rows)
-        _launch(kernels().forward_kernel, grid, tile, given, _strided(output), sums)
-    return output, sums
-
-
-def backward(
-    terms: FusedTerms,
-    seen: FusedRange,
-    output: Tensor,
-    sums: Tensor,
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-) -> FusedTerms:
-    """The gradients that are wanted, in the order of the terms, given that of the output."""
-    assert terms.values is not None
-    batch, num_heads, num_keys, _ = terms.values.shape
-    num_queries = output.shape[2]
-    names = [field.name for field in fields(FusedTerms)]
-    grads = FusedTerms(
-        *[
-            _room_for_gradient(name, tensor, batch) if want and tensor is not None else None
-            for name, tensor, want in zip(names, terms.tensors(), wanted, strict=True)
-        ]
-    )
+    num_heads, batch, num_keys, _ = terms.values.shape
+    num_queries, grads = output.shape[1], Terms()
+    for name, want in zip(NAMES, wanted, strict=False):
+        tensor = getattr(terms, name)
+        if want and tensor is not None:
+            # Each example has its own, even where all share the tensor; those are added in float32.
+            shape, shared = list(tensor.shape), name in ("table", "offsets")
+            if name == "offsets":
+                shape = [batch, *shape]
+            elif name in ("queries", "keys") and shape[1] < batch:
+                shape[1], shared = batch, True
+            dtype = torch.float32 if shared else tensor.dtype
+            setattr(grads, name, tensor.new_zeros(shape, dtype=dtype))
     if grad.numel():
-        given, tile = _given(terms, seen, num_queries), _tile(terms)
-        means = (grad.float() * output.float()).sum(-1)
-        up = Upstream(_strided(grad), sums, means)
+        given, tile = _given(terms, visibility, num_queries), _tile(terms)
+        means = (grad.float() * output.float()).sum(-1).transpose(1, 2).contiguous()
+        up = Upstream(_strided(grad.permute(2, 0, 1, 3)), sums, means)
         rows, columns = _cdiv(num_queries, tile.rows), _cdiv(num_keys, tile.columns)
         pairs, cells = batch * num_heads, rows * columns
         into = [_strided(part) for part in (grads.queries, grads.tiled, grads.repeated)]
@@ -216,54 +161,42 @@ def backward(
             parts = None if grads.weight is None else sums.new_empty(num_heads, cells)
             _launch(kernel, num_heads * cells, tile, given, up, *into, parts)
             grads.weight = None if parts is None else parts.sum(-1)
-    return _in_shape(terms, grads)
-
-
-def _room_for_gradient(name: str, tensor: Tensor, batch: int) -> Tensor:
-    """Zeros to write into, for each example its own, even where all examples share the tensor."""
-    if name == "table":
-        return torch.zeros_like(tensor, dtype=torch.float32)
-    if name == "offsets":
-        return tensor.new_zeros(batch, *tensor.shape, dtype=torch.float32)
-    if name in ("queries", "keys") and tensor.shape[0] < batch:
-        return tensor.new_zeros(batch, *tensor.shape[1:], dtype=torch.float32)
-    return torch.zeros_like(tensor)
-
-
-def _in_shape(terms: FusedTerms, grads: FusedTerms) -> FusedTerms:
-    """The gradients in the shapes and types of the terms, summed over examples that share one."""
-    return FusedTerms(
-        *[
-            None
-            if grad is None or tensor is None
-            else grad.sum_to_size(tensor.shape).to(tensor.dtype)
-            for tensor, grad in zip(terms.tensors(), grads.tensors(), strict=True)
-        ]
-    )
+    for name in NAMES:  # in the shapes and types of the terms, summed where examples share one
+        found, tensor = getattr(grads, name), getattr(terms, name)
+        if found is not None:
+            setattr(grads, name, found.sum_to_size(tensor.shape).to(tensor.dtype))
+    return grads
 
 
 def _strided(tensor: Tensor | None) -> Strided | None:
     if tensor is None:
         return None
     tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    return Strided(tensor, tuple(0 if size == 1 else step for size, step in steps))
+    pairs = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    steps = [0 if size == 1 else step for size, step in pairs]
+    if tensor.dim() == 4:  # (H, B, rows, n)
+        steps[:2] = steps[1], steps[0]
+    return Strided(tensor, tuple(steps))
 
 
 def _launch(kernel: Any, num_programs: int, tile: Tile, *given: object) -> None:  # noqa: ANN401
     kernel[(num_programs,)](*given, TILE=tile, num_warps=4, num_stages=tile.stages)
 
 
-def _given(terms: FusedTerms, seen: FusedRange, num_queries: int) -> Given:
+def _given(terms: Terms, visibility: Visibility, num_queries: int) -> Given:
     assert terms.values is not None
-    batch, num_heads, num_keys, _ = terms.values.shape
-    tensors = [*map(_strided, terms.tensors())]
-    ranges = [_strided(numbers) for numbers in (seen.starts, seen.stops, seen.rows)]
-    sizes = (batch, num_heads, num_queries, num_keys)
-    return Given._make([*tensors, *ranges, *sizes])
+    assert terms.distances is None
+    assert terms.other_queries is None
+    num_heads, batch, num_keys, _ = terms.values.shape
+    tensors = [_strided(getattr(terms, name)) for name in NAMES]
+    ranges = [
+        _strided(numbers)
+        for numbers in (visibility.starts, visibility.stops, visibility.table_rows)
+    ]
+    return Given._make([*tensors, *ranges, batch, num_heads, num_queries, num_keys])
 
 
-def _tile(terms: FusedTerms) -> Tile:
+def _tile(terms: Terms) -> Tile:
     assert terms.values is not None
     parts = (terms.queries, terms.values, terms.tiled, terms.repeated)
     widths = [0 if part is None else part.shape[-1] for part in parts]
