@@ -517,8 +517,8 @@ class Relative(Synthesis):
         sinks = self.first if self.last is None else torch.cat([self.first, self.last], 1)
         distance, is_last = columns[..., None, :] - rows[..., :, None], places.is_last
         logits = relative_logits(self.offsets, sinks, distance, columns == 0, is_last)
-        table = logits[0] if len(logits) == 1 else logits.transpose(0, 1)
-        return Terms(table=table, weight=scale)
+        batched = distance.dim() == 3 or (is_last is not None and is_last.dim() == 2)
+        return Terms(table=logits.transpose(0, 1) if batched else logits[0], weight=scale)
 
     def resize(self, max_len: int) -> None:
         """Farther distances begin where the farthest known one is, which they read until now."""
