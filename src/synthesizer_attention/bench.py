@@ -56,24 +56,12 @@ SUBLAYERS = ("train", "inference")  # modes without a model
 MODELS_OF = {"lm": "decoder", "classifier": "encoder", "seq2seq": "encoder_decoder"}
 MODES = (*SUBLAYERS, *MODELS_OF, "decode")
 VARIANTS = (
-    "random",
-    "fixed_random",
-    "factorized_random",
-    "dense",
-    "factorized_dense",
-    "relative",
-    "random+dense",
-    "random+dot",
-    "dense+dot",
-)
-SMALL: dict[str, Any] = {
-    "d_model": 64,
-    "num_heads": 4,
-    "num_layers": 2,
-    "tokens": 2048,
-    "vocab_size": 260,
-}
-SMALL |= {"lengths": (64,)}  # as the recipe python-docs
+    "random", "fixed_random", "factorized_random", "dense", "factorized_dense", "relative",
+    "random+dense", "random+dot", "dense+dot",
+)  # fmt: skip
+SMALL: dict[str, Any] = {"d_model": 64, "num_heads": 4, "num_layers": 2, "lengths": (64,)}
+SMALL |= {"tokens": 2048, "vocab_size": 260}  # as the recipe python-docs
+SHARED = ("mode", "view", "length", "batch", "threads", "compiled")  # of a setting and its rows
 HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
 
 Tell = Callable[[int, int, str], None]
@@ -233,10 +221,7 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
             flops = count_flops(name, setting)
             row = Row(
                 variant=name,
-                mode=setting.mode,
-                view=setting.view,
-                length=setting.length,
-                batch=setting.batch,
+                **{each: getattr(setting, each) for each in SHARED},
                 best_seconds=best,
                 median_seconds=median(ours),
                 speed=min(columns[0]) / best,
@@ -247,8 +232,6 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
                 peak_bytes=peaks[name],
                 flops=flops,
                 gemm_fraction=None if flops is None else flops / best / rate,
-                threads=setting.threads,
-                compiled=setting.compiled,
             )
             result.rows.append(row)
         done += 1
@@ -283,13 +266,12 @@ def build_case(name: str, setting: Setting, path: str = "auto") -> Case:
         case = _sublayer(name, setting)
     else:
         case = _decode(name, setting) if setting.mode == "decode" else _model_step(name, setting)
-    for attention in _attentions(case.module):
-        attention.path = path
+    for part in case.module.modules():
+        if isinstance(part, SyntheticAttention):
+            part.path = path
+            if name.endswith(FROZEN):
+                part.freeze()
     return case
-
-
-def _attentions(module: nn.Module) -> list[SyntheticAttention]:
-    return [part for part in module.modules() if isinstance(part, SyntheticAttention)]
 
 
 def count_flops(name: str, setting: Setting) -> int | None:
@@ -364,17 +346,7 @@ def _sublayer(name: str, setting: Setting) -> Case:
     module.eval()
     if name != TORCH:  # frozen parameters send nn.MultiheadAttention to a slower path
         module.requires_grad_(False)
-    if name.endswith(FROZEN):
-        _freeze(name, module)
     return Case(torch.no_grad()(forward), module)
-
-
-def _freeze(name: str, module: nn.Module) -> None:
-    attentions = _attentions(module)
-    if not attentions:
-        raise UserError(f"{name!r}: only tables freeze; leave 'frozen' out")
-    for attention in attentions:
-        attention.freeze()
 
 
 def _model_step(name: str, setting: Setting) -> Case:
@@ -399,8 +371,6 @@ def _model_step(name: str, setting: Setting) -> Case:
 def _decode(name: str, setting: Setting) -> Case:
     """As many new tokens as fit behind one."""
     model = build_model(name.removesuffix(FROZEN), "decoder", setting).eval()
-    if name.endswith(FROZEN):
-        _freeze(name, model)
     prompt, new = torch.full((setting.batch, 1), 2, device=setting.device), setting.length - 1
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     return Case(lambda: model.generate(prompt, **options), model)
