@@ -19,7 +19,7 @@ from tiny import environment
 
 SERVER = """
 import functools, importlib, json, os, resource, runpy, signal, sys, traceback
-from synthesizer_attention.run.console import silence_libraries
+from synthesizer_attention.run.progress import silence_libraries
 
 silence_libraries()  # as every command does, before torch is imported
 import synthesizer_attention.training.evaluate

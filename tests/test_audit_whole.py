@@ -225,8 +225,7 @@ def test_damage_to_an_audit_is_named(own, tmp_path, capsys):
     "moment",
     [
         pytest.param("synthesizer_attention.audit.run:_speeds", marks=slow),  # all is measured
-        "synthesizer_attention.audit.run:sha256",  # tables are written
-        pytest.param("synthesizer_attention.audit.run:audit_page", marks=slow),
+        "synthesizer_attention.audit.run:audit_page",  # tables are written
         "synthesizer_attention.audit.record:Measured.finish",  # audit.json is written
     ],
 )

@@ -1,8 +1,9 @@
-from synthesizer_attention.run.recipe import load_recipe, recipe_names
-from synthesizer_attention.run.recipe_list import (
+from synthesizer_attention.run.recipe import (
     describe_seconds,
     estimate_flops,
     estimate_parameters,
+    load_recipe,
+    recipe_names,
     summarize,
     summarize_recipes,
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,8 +17,9 @@ from synthesizer_attention import bench
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run
+from synthesizer_attention.run.files import checksum, digest, remove_leftovers, sha256, write_text
 from synthesizer_attention.run.recipe import dump
-from synthesizer_attention.run.run import Run, remove_leftovers, write_text
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.study.workers import Jobs, open_pool
@@ -49,46 +51,80 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_the_manifest_lists_every_file_that_is_read_back(finished):
+def as_older_versions(run, kind):
+    """Take the hashes out of result.json: into manifest.json, as once, or away, as before that."""
+    path = run.path / "result.json"
+    stored = json.loads(path.read_text())
+    files = stored.pop("files")
+    del stored["checksum"]
+    path.write_text(json.dumps(stored, indent=2) + "\n")
+    if kind == "manifest.json":
+        files["result.json"] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        text = json.dumps({"files": files, "sha256": digest(files)}, indent=1) + "\n"
+        (run.path / kind).write_text(text)
+    return run
+
+
+@pytest.fixture(params=["result.json", "manifest.json"])
+def hashed(request, copy):
+    """A run with hashes in its record, and one of an older version; and where they are."""
+    if request.param == "manifest.json":
+        as_older_versions(copy, request.param)
+    return copy, request.param
+
+
+def test_the_record_knows_every_file_that_is_read_back(finished):
     _, run = finished
-    files = json.loads((run.path / "manifest.json").read_text())["files"]
+    files = json.loads((run.path / "result.json").read_text())["files"]
     there = {p.relative_to(run.path).as_posix() for p in run.path.rglob("*") if p.is_file()}
-    assert {*files} == there - {".lock", "manifest.json", "model/README.md"}
-    assert files["result.json"]["bytes"] == (run.path / "result.json").stat().st_size
+    assert {*files} == there - {".lock", "result.json", "model/README.md"}
+    assert not {"files", "checksum"} & {*run.result()}
     run.check("")
 
 
 @pytest.mark.parametrize("name", ["model/model.safetensors", "statistics.npz", "recipe.toml"])
-def test_a_flipped_bit_is_named_with_what_to_do(copy, name):
-    flip(copy.path / name)
-    words = rf"copy: {name} is damaged \(its sha256 is not .*restore it from a copy, or delete"
+def test_a_flipped_bit_is_named_with_what_to_do(hashed, name):
+    run, where = hashed
+    flip(run.path / name)
+    words = rf"copy: {name} is damaged \(its sha256 is not the one in {where}\); restore it from a "
     with pytest.raises(UserError, match=words):
-        measure(copy.path, "test", None)
-    copy.check(hashes=False)
+        measure(run.path, "test", None)
+    run.check(hashes=False)
+
+
+def test_a_changed_record_and_a_missing_file_are_named(hashed):
+    run, where = hashed
+    (run.path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"model/tokenizer.json is missing; restore it"):
+        load_model(run)
+    text = (run.path / where).read_text()
+    (run.path / where).write_text(text.replace('"bytes": 1', '"bytes": 2', 1))
+    with pytest.raises(UserError, match=rf"{where} is damaged \(its checksum is another\); rest"):
+        load_model(run)
+    stored = json.loads(text)
+    stored["files"]["../../outside"] = {"bytes": 1, "sha256": ""}
+    stored |= {"sha256": digest(stored["files"])} if where == "manifest.json" else {}
+    stored |= {"checksum": checksum(stored)} if where == "result.json" else {}
+    (run.path / where).write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=rf"unreadable {where} \(ValueError\)"):
+        load_model(run)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", ""])
-def test_a_result_of_rubbish_is_not_a_finished_run(finished, copy, text, capsys):
+def test_a_result_of_rubbish_is_not_a_finished_run(finished, copy, text):
     """It was: "finished; nothing to do"."""
-    recipe, _ = finished
     (copy.path / "result.json").write_text(text)
-    with pytest.raises(UserError, match=r"result.json is damaged \(\d bytes, [\d,]+ when written"):
-        fit(recipe, copy)
-    (copy.path / "manifest.json").unlink()  # as a run of an older version
-    with pytest.raises(UserError, match=r"copy: result.json is damaged \(\w+Error\); restore"):
-        fit(recipe, copy)
-    with pytest.raises(UserError, match=r"result.json is damaged"):
-        load_model(copy)
+    for act in (lambda: fit(finished[0], copy), lambda: load_model(copy)):
+        with pytest.raises(UserError, match=r"(unreadable|not) .*(result.json|the record)"):
+            act()
 
 
-def test_a_run_whose_result_is_gone_does_not_start_over(finished, copy):
-    recipe, _ = finished
-    (copy.path / "result.json").unlink()
-    with pytest.raises(UserError, match=r"copy: result.json is missing; restore it from a copy"):
-        fit(recipe, copy)
-    (copy.path / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"it was trained to its end, but result.json and the"):
-        fit(recipe, copy)
+def test_a_run_whose_result_is_gone_does_not_start_over(finished, hashed):
+    run, where = hashed
+    (run.path / "result.json").unlink()
+    words = "it was trained to its end, but result.json and the"
+    with pytest.raises(UserError, match="is missing; rest" if where == "manifest.json" else words):
+        fit(finished[0], run)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(finished, tmp_path):
@@ -97,20 +133,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(finished, t
         (run.checkpoints / "step-4.safetensors").write_text("rubbish")
     with pytest.raises(UserError, match=r"none of its 1 checkpoints can be read; restore them"):
         fit(recipe, run)
-
-
-def test_a_damaged_manifest_and_a_missing_file_are_named(finished, copy):
-    (copy.path / "model" / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"model/tokenizer.json is missing; restore it"):
-        load_model(copy)
-    flip(copy.path / "manifest.json")
-    with pytest.raises(UserError, match=r"manifest.json is damaged; restore it"):
-        load_model(copy)
-    stored = json.loads((finished[1].path / "manifest.json").read_text())
-    stored["files"]["../../outside"] = {"bytes": 1, "sha256": ""}
-    (copy.path / "manifest.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match=r"manifest.json is damaged"):
-        load_model(copy)
 
 
 def test_files_of_a_run_follow_the_umask(finished):
@@ -138,7 +160,6 @@ def as_somebody_else():
     ("name", "said"),
     [
         ("model/model.safetensors", "model/model.safetensors may not be read; ask its owner for"),
-        ("manifest.json", "manifest.json may not be read; ask its owner for the right to read it"),
         ("result.json", "result.json may not be read; ask its owner"),
         ("checkpoints/best.safetensors", "best.safetensors may not be read; ask its owner"),
     ],
@@ -157,8 +178,8 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(finished, capsys, nam
     assert err.count("\n") == 1
 
 
-def test_a_run_without_a_manifest_loads(copy):
-    (copy.path / "manifest.json").unlink()
+def test_a_run_without_hashes_loads(copy):
+    as_older_versions(copy, "none")
     assert load_model(copy).config.d_model == 8
     assert read_run(copy.path).state == "finished"
 
@@ -171,11 +192,16 @@ def test_hashes_of_weights_are_left_out_when_told(copy, capsys):
 
 
 @pytest.mark.parametrize("name", ["statistics.npz", "result.json", "recipe.toml", "attention.npz"])
-def test_a_report_names_a_damaged_file_and_leaves_the_run_out(copy, name):
-    flip(copy.path / name)
-    record = read_run(copy.path)
+def test_a_report_names_a_damaged_file_and_leaves_the_run_out(hashed, name):
+    run, where = hashed
+    flip(run.path / name)
+    record = read_run(run.path)
     assert record.result is None
-    assert record.state == f"{name} is damaged (its sha256 is not the one in manifest.json)"
+    said = f"{name} is damaged (its sha256 is not the one in {where})"
+    if name == where:
+        assert re.fullmatch(r"result\.json is damaged .*|unreadable result\.json .*", record.state)
+    else:
+        assert record.state == said
 
 
 def test_a_report_needs_no_weights_but_all_of_them_or_none(copy):
@@ -190,7 +216,7 @@ def test_a_report_needs_no_weights_but_all_of_them_or_none(copy):
 
 
 def test_a_report_of_an_old_run_checks_what_it_can(copy):
-    (copy.path / "manifest.json").unlink()
+    as_older_versions(copy, "none")
     recipe = (copy.path / "recipe.toml").read_text()
     (copy.path / "recipe.toml").write_text(recipe.replace("language_modeling", "dialogue"))
     assert read_run(copy.path).state == "recipe.toml and result.json disagree on task"

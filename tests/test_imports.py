@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "synthesizer_attention"
-ROOT = {"errors", "manifest", "spec", "untrusted"}  # what every folder may import
+ROOT = {"errors", "spec"}
+SHARED = {*ROOT, "run.files"}  # what every folder may import
 LAZY = {"audit.converted"}  # the hook for converted folders, read when one is opened
 MAY_IMPORT = {
     "attention": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT = {
         "training.meter",
     },
 }
-NO_TORCH = {"errors", "manifest", "spec", "run", "metrics", "report", "cli"}
+NO_TORCH = {"errors", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
 BENCH = {"bench": {"attention", "models", "training.meter", "report"}}  # a file of its own
 HOOK = "attention/hook.py"  # the only file that imports the kernels
@@ -98,7 +99,7 @@ def test_every_file_has_its_place():
 
 @pytest.mark.parametrize("folder", MAY_IMPORT | BENCH)
 def test_a_folder_imports_only_what_the_table_allows(folder):
-    allowed = (MAY_IMPORT | BENCH)[folder] | ROOT | {folder}
+    allowed = (MAY_IMPORT | BENCH)[folder] | SHARED | {folder}
     for path in files(folder):
         if path == PACKAGE / HOOK:
             continue
@@ -114,9 +115,9 @@ def test_models_know_of_surgery_by_one_lazy_hook():
     assert not any(ours(path, at_start=True) & LAZY for path in files("models"))
 
 
-def test_the_roots_import_nothing_of_ours_but_errors_and_safe_reading():
-    for name in ROOT:
-        assert ours(files(name)[0]) <= {"errors", "untrusted"}
+def test_what_every_folder_may_import_imports_nothing_of_ours_but_errors():
+    for name in SHARED:
+        assert ours(files(name)[0]) <= {"errors"}
 
 
 def test_no_init_holds_logic():

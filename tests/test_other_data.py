@@ -15,10 +15,10 @@ from synthesizer_attention.data.corpora import CORPORA
 from synthesizer_attention.data.files import File
 from synthesizer_attention.data.sources import Mixture, open_source
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import MANIFEST
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.summary import summarize
-from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.files import MANIFEST
+from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import change, dump, load_recipe
 from synthesizer_attention.run.recipe_keys import Data
 from synthesizer_attention.run.run import Run

@@ -9,7 +9,7 @@ import pytest
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.write import write_report
-from synthesizer_attention.run.packed import opened, unpack
+from synthesizer_attention.run.records import opened, unpack
 from test_report import make_study
 
 pack = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "pack.py"))["pack"]

@@ -5,8 +5,7 @@ from importlib import resources
 
 from synthesizer_attention.metrics.glue import GLUE
 from synthesizer_attention.report.tables import COLUMNS, paper_tables
-from synthesizer_attention.run.published import paper
-from synthesizer_attention.run.recipe import load_recipe, recipe_names
+from synthesizer_attention.run.recipe import load_recipe, paper, recipe_names
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.study.rows import make_row, size_control
 

@@ -183,7 +183,7 @@ def test_a_built_in_recipe_has_what_it_spells_and_the_defaults_else(name):
 
 
 def test_recipes_are_read_without_torch():
-    code = "import sys; from synthesizer_attention.run.recipe_list import *;"
+    code = "import sys; from synthesizer_attention.run.recipe import *;"
     code += "summarize_recipes();"
     code += "print('torch' in sys.modules)"
     source = Path(__file__).parents[1] / "src"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from synthesizer_attention.models.cost import count_parameters, sketch
-from synthesizer_attention.run.published import published_parameters
-from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe, published_parameters
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.study.rows import parse_vary
 from synthesizer_attention.training.build import rough_config

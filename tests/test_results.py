@@ -13,8 +13,8 @@ from synthesizer_attention.audit.cost import Point, most_heads, sentence
 from synthesizer_attention.report.load import read_run
 from synthesizer_attention.report.notes import notes
 from synthesizer_attention.report.write import summarize_all, text_of
-from synthesizer_attention.run.packed import opened
 from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.records import opened
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

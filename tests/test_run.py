@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.lock import locked
-from synthesizer_attention.run.run import Run, default_path, write_atomically
+from synthesizer_attention.run.files import locked, write_atomically
+from synthesizer_attention.run.run import Run, default_path
 from tiny import environment, language_model
 
 
@@ -95,7 +95,7 @@ def test_a_write_syncs_the_file_and_its_directory(tmp_path, monkeypatch):
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer_attention.run.lock.PATIENCE", 0.3)
+    monkeypatch.setattr("synthesizer_attention.run.files.PATIENCE", 0.3)
     recipe, path, said = language_model(tmp_path), tmp_path / "run", []
     who = f"process {os.getpid()} on {platform.node()}"
     with (
@@ -112,7 +112,7 @@ def test_a_lock_is_waited_for_and_ends_with_its_process(tmp_path):
     script = """
 import sys, time
 from pathlib import Path
-from synthesizer_attention.run.lock import locked
+from synthesizer_attention.run.files import locked
 with locked(Path(sys.argv[1]), "training", print):
     print("held", flush=True)
     time.sleep(60)

@@ -22,7 +22,7 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.summary import summarize
 from synthesizer_attention.report.write import text_of, write_report
-from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.compare import list_commands
@@ -501,7 +501,7 @@ class Interrupting(Here):
 
 def test_a_failed_row_is_reported_and_the_others_go_on(asked, capsys, monkeypatch):
     """One row's directory is in use; once it is free, the same command does that row alone."""
-    monkeypatch.setattr("synthesizer_attention.run.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.run.files.PATIENCE", 0.0)
     asked = replace(asked, syntheses=("dot", "random", "none"))
     plan = draw_up(asked)
     plan.out.mkdir()

@@ -10,9 +10,9 @@ import torch
 
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.lock import locked
+from synthesizer_attention.run.files import locked, write_text
 from synthesizer_attention.run.recipe import dump, load_recipe
-from synthesizer_attention.run.run import Run, write_text
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training import evaluate
 from synthesizer_attention.training.loop import Loop, fit

@@ -11,8 +11,7 @@ from accelerate import Accelerator, PartialState
 from safetensors.torch import load_file
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.interruption import Interrupted
-from synthesizer_attention.run.progress import Quiet
+from synthesizer_attention.run.progress import Interrupted, Progress
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.checkpoint import (
@@ -29,7 +28,7 @@ from synthesizer_attention.training.loop import Loop, fit, open_accelerator
 from tiny import language_model
 
 
-class Told(Quiet):
+class Told(Progress):
     """Keeps what it is told, and may act on it."""
 
     def __init__(self, at=None, act=None):
@@ -63,7 +62,7 @@ def assert_same_outcome(first, second):
 
 def test_a_finished_run_directory_holds_all_that_is_promised(tiny_run):
     _, run, result = tiny_run
-    names = {path.name for path in run.path.iterdir()} - {".lock", "manifest.json"}
+    names = {path.name for path in run.path.iterdir()} - {".lock"}
     files = {"recipe.toml", "metrics.jsonl", "timing.jsonl", "result.json", "samples.txt"}
     assert names == files | {"statistics.npz", "attention.npz", "model", "checkpoints"}
     assert result == run.result()
@@ -197,7 +196,7 @@ def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
     recipe = language_model(tmp_path, "train.batch_tokens=60")
     task = build_task(recipe)
     loops = [
-        Loop(recipe, Run(tmp_path), task, Accelerator(mixed_precision="no"), Quiet())
+        Loop(recipe, Run(tmp_path), task, Accelerator(mixed_precision="no"), Progress())
         for _ in range(2)
     ]
     one, two = [next(task.train_batches(step)) for step in range(2)]
@@ -235,7 +234,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_named(tmp_path, monkeypat
 def begun(folder, synthesis, *changes):
     """A loop after six steps, and their losses."""
     recipe = language_model(folder, "train.lr=1e-2", *changes, synthesis=synthesis)
-    loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Quiet())
+    loop = Loop(recipe, Run(folder), build_task(recipe), open_accelerator(recipe), Progress())
     batches, losses = loop.batches(), []
     for _ in range(6):
         loop.take_step(next(batches))

@@ -17,7 +17,7 @@ from synthesizer_attention.data import cache
 from synthesizer_attention.data.cache import Entry, fetch
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.kernels import cpu as kernel
-from synthesizer_attention.untrusted import who_else_may_write
+from synthesizer_attention.run.files import who_else_may_write
 from tiny import environment
 
 NOBODY = 65534

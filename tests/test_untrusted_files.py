@@ -26,13 +26,14 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import SynthesizerConfig
 from synthesizer_attention.report.load import read_run, read_studies
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run.files import check_folder_name, write_atomically
 from synthesizer_attention.run.recipe import load_recipe, parse_recipe
 from synthesizer_attention.run.recipe_keys import Data
-from synthesizer_attention.run.run import Run, default_path, read_arrays, write_atomically
+from synthesizer_attention.run.records import read_arrays
+from synthesizer_attention.run.run import Run, default_path
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.training.build import load_pretrained
-from synthesizer_attention.untrusted import check_folder_name
 from test_report import make_study
 from tiny import environment, language_model, write_text
 
@@ -45,14 +46,9 @@ def rows(path):
     ]
 
 
-def fifo(path):
-    os.mkfifo(path)
-
-
 SPECIAL = {
-    "a pipe": (fifo, "is a pipe; expected a regular file|is not a regular file"),
-    "an endless device": (lambda p: p.symlink_to("/dev/zero"), "regular file"),
-    "a file of the kernel": (lambda p: p.symlink_to("/proc/kmsg"), "regular file"),
+    "a pipe": (os.mkfifo, "is not a regular file; copy what it gives into one"),
+    "an endless device": (lambda p: p.symlink_to("/dev/zero"), "is not a regular file"),
     "a link to itself": (lambda p: p.symlink_to(p), "cannot read|does not exist"),
 }
 
@@ -69,16 +65,6 @@ def test_data_that_never_ends_is_refused(tmp_path, kind, name):
 @pytest.mark.parametrize("path", ["a" * 300 + ".txt", "a\0b.txt"])
 def test_a_path_that_cannot_be_is_refused(path):
     with pytest.raises(UserError, match=r"cannot read|does not exist|null"):
-        rows(path)
-
-
-def test_a_hole_of_zeros_is_refused(tmp_path):
-    path = tmp_path / "data.csv"
-    with path.open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(
-        UserError, match=r"0 bytes on disk and expands to 1,099,511,627,776 or more"
-    ):
         rows(path)
 
 
@@ -100,7 +86,6 @@ def test_a_parquet_file_that_expands_a_millionfold_is_refused_within_bounded_mem
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30)),
     )  # fmt: skip
     assert "expands to" in done.stdout, done.stderr
-    assert "set SYNTHESIZER_MAX_BYTES=" in done.stdout
 
 
 def test_a_parquet_file_that_says_it_is_large_is_refused_unread(tmp_path):
@@ -110,19 +95,6 @@ def test_a_parquet_file_that_says_it_is_large_is_refused_unread(tmp_path):
     with pytest.raises(
         UserError, match=r"expands to 2,147,483,648 or more, over the limit of 1,07"
     ):
-        rows(path)
-
-
-def test_the_limit_can_be_raised_and_must_be_a_number(tmp_path, monkeypatch):
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"text": ["a" * 1000] * 1000}), path, compression="zstd")
-    monkeypatch.setenv("SYNTHESIZER_MAX_BYTES", "1000")
-    with pytest.raises(UserError, match=r"set SYNTHESIZER_MAX_BYTES="):
-        rows(path)
-    monkeypatch.setenv("SYNTHESIZER_MAX_BYTES", "10000000")
-    assert len(rows(path)) == 1000
-    monkeypatch.setenv("SYNTHESIZER_MAX_BYTES", "lots")
-    with pytest.raises(UserError, match=r"SYNTHESIZER_MAX_BYTES is 'lots'; expected a number"):
         rows(path)
 
 
@@ -156,7 +128,7 @@ def bomb_npz(path, *, claims):
 
 @pytest.mark.parametrize("claims", [False, True], ids=["zeros", "claims"])
 def test_arrays_that_would_fill_the_memory_are_not_read(tmp_path, monkeypatch, claims):
-    monkeypatch.setenv("SYNTHESIZER_MAX_BYTES", str(2**26))
+    monkeypatch.setattr("synthesizer_attention.run.files.MOST_TEXT", 2**26)
     path = tmp_path / "statistics.npz"
     bomb_npz(path, claims=claims)
     assert path.stat().st_size < 3 * 10**6
@@ -233,8 +205,9 @@ def studied(tmp_path_factory):
 def test_a_result_of_other_types_is_unreadable(studied, tmp_path, name):
     run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
     change(run / "result.json", **WRONG[name])
-    assert read_run(run).state == "unreadable result.json (ValueError)"
-    with pytest.raises(UserError, match=r"result.json is damaged \(ValueError\)"):
+    (key,) = WRONG[name]
+    assert read_run(run).state.startswith(f"unreadable result.json ({key}")
+    with pytest.raises(UserError, match=rf"result.json is not the record .* \({key}.*restore"):
         Run(run).result()
 
 
@@ -356,50 +329,6 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, capsys):
         assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "model", "metrics.jsonl", ".lock", "result.json"])
-def test_nothing_is_written_or_deleted_through_a_link(tmp_path, name):
-    out, victim = tmp_path / "run", tmp_path / "victim"
-    out.mkdir()
-    if "." in name:
-        victim.write_text("mine")
-    else:
-        victim.mkdir()
-        (victim / "step-1.safetensors").write_text("mine")
-    (out / name).symlink_to(victim)
-    with (
-        pytest.raises(
-            UserError, match=r"is a link that leads out of .*run, to .*victim; put a copy"
-        ),
-        Run(out).held(language_model(tmp_path)),
-    ):
-        raise AssertionError("the run was taken")
-    kept = victim if victim.is_file() else victim / "step-1.safetensors"
-    assert kept.read_text() == "mine"
-    assert [path.name for path in out.iterdir() if path.name != "checkpoints"] in ([name], [])
-
-
-@pytest.mark.parametrize("name", ["checkpoints/step-4.safetensors", "metrics.jsonl", ".lock"])
-def test_nothing_is_written_into_a_pipe(tmp_path, name):
-    """Whoever opens one waits for a reader that never comes."""
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    os.mkfifo(tmp_path / "run" / name)
-    with (
-        pytest.raises(UserError, match=rf"{name} is a pipe, a socket or a device; remove it"),
-        Run(tmp_path / "run").held(language_model(tmp_path)),
-    ):
-        raise AssertionError("the run was taken")
-
-
-def test_a_study_is_not_written_through_a_link(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "study").mkdir()
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / "study" / ".lock").symlink_to(tmp_path / "victim")
-    assert main(["compare", "shift", "--quick", "--out", "study"]) == 2
-    assert "is a link that leads out of study" in capsys.readouterr().err
-    assert (tmp_path / "victim").read_text() == "mine"
-
-
 def test_an_atomic_write_does_not_follow_a_planted_link(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -472,7 +401,7 @@ def test_a_config_cannot_ask_for_more_than_the_weights_hold(folder, key):
 def test_a_pipe_in_a_model_folder_is_refused(folder, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(UserError, match=r"is a pipe; expected a regular file"):
+    with pytest.raises(UserError, match=r"is not a regular file"):
         load_pretrained(folder)
 
 

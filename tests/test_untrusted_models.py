@@ -89,8 +89,8 @@ FOLDERS = {
         index("../elsewhere.safetensors"), "expected .safetensors files of the same folder",
     ),
     "code": (code(model_type="evil", auto_map=MAP), "contains custom code"),
-    "a pipe": (instead("config.json", os.mkfifo), "is a pipe; expected a regular file"),
-    "weights in a pipe": (instead("model.safetensors", os.mkfifo), "is a pipe; expected a reg"),
+    "a pipe": (instead("config.json", os.mkfifo), "is not a regular file"),
+    "weights in a pipe": (instead("model.safetensors", os.mkfifo), "is not a regular file"),
     "endless weights": (
         instead("model.safetensors", lambda path: path.symlink_to("/dev/zero")), "a device or",
     ),
@@ -183,7 +183,7 @@ def test_the_record_of_a_hostile_audit_is_refused(audited, tmp_path, name):
 def test_a_pipe_in_an_audit_is_refused(audited, tmp_path, name):
     (audited / name).unlink()
     os.mkfifo(audited / name)
-    with pytest.raises(UserError, match="is a pipe; expected a regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         convert(audited, tmp_path / "out", print, heads=1)
 
 

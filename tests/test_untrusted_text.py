@@ -17,12 +17,12 @@ import pytest
 import browser
 from synthesizer_attention import bench
 from synthesizer_attention.cli import main
+from synthesizer_attention.errors import fenced, plain, printable
 from synthesizer_attention.report.page import Figures, Plot, Section, Table, page
 from synthesizer_attention.report.tables import no_formula
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.progress import Lines
 from synthesizer_attention.study.live import RowStatus, StatusLines
-from synthesizer_attention.untrusted import fenced, plain, printable
 from test_report import make_study
 from tiny import environment
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from synthesizer_attention.run.files import check_folder_name, portable, remove_leftovers
 from synthesizer_attention.run.recipe import load_recipe
-from synthesizer_attention.run.run import remove_leftovers, spec_folder
+from synthesizer_attention.run.run import spec_folder
 from synthesizer_attention.spec import has_logits, variants
 from synthesizer_attention.study.rows import make_row, parse_row
-from synthesizer_attention.untrusted import check_folder_name, portable
 from tiny import environment
 
 LACKING = """
@@ -65,7 +65,7 @@ def specs():
 
 
 def test_every_folder_of_a_row_can_be_made_on_windows(monkeypatch):
-    monkeypatch.setattr("synthesizer_attention.untrusted.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.run.files.WINDOWS", True)
     recipe, made = load_recipe("shift"), {}
     for text in specs():
         folder = make_row(*parse_row(text), recipe).folder
@@ -82,13 +82,13 @@ def test_elsewhere_folders_keep_the_names_that_studies_have():
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "com1"])
 def test_a_folder_is_not_called_like_a_device(monkeypatch, name):
-    monkeypatch.setattr("synthesizer_attention.untrusted.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.run.files.WINDOWS", True)
     assert check_folder_name(name, "it") == f"_{name}"
 
 
 def test_a_leftover_of_a_process_is_not_asked_after_by_killing_it(tmp_path, monkeypatch):
     """os.kill(process, 0) ends it on Windows."""
-    monkeypatch.setattr("synthesizer_attention.run.run.WINDOWS", True)
+    monkeypatch.setattr("synthesizer_attention.run.files.WINDOWS", True)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("killed"))
     leftover = tmp_path / f".study.json.{os.getpid()}.partial"
     leftover.write_text("half")

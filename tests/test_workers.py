@@ -15,7 +15,7 @@ import pytest
 
 from studies import conducted
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.run.interruption import Interrupted, Interruption
+from synthesizer_attention.run.progress import Interrupted, Interruption
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.study import workers
 from synthesizer_attention.study.compare import compare
@@ -179,7 +179,7 @@ def test_a_process_that_is_gone_says_why_and_leaves_no_empty_log(tmp_path):
 
 
 def test_one_pool_at_a_time_serves_a_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("synthesizer_attention.run.lock.PATIENCE", 0.0)
+    monkeypatch.setattr("synthesizer_attention.run.files.PATIENCE", 0.0)
     with (
         open_pool(tmp_path, Jobs(), print),
         pytest.raises(UserError, match=rf"process {os.getpid()} on .* is running a comparison in"),

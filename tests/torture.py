@@ -35,7 +35,7 @@ import synthesizer_attention.study.compare
 import synthesizer_attention.training.evaluate
 import synthesizer_attention.training.generate
 from subjects import KILLED, SUBJECTS, TRAIN, Command
-from synthesizer_attention.run.console import silence_libraries
+from synthesizer_attention.run.progress import silence_libraries
 from synthesizer_attention.run.recipe import dump, leaves
 from synthesizer_attention.run.run import provenance
 from tiny import language_model

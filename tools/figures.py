@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.colors import PowerNorm
 
-from synthesizer_attention.run.packed import opened
+from synthesizer_attention.run.records import opened
 
 ROOT = Path(__file__).parents[1]
 STUDY, SEED = opened(ROOT / "results" / "python-docs.zip"), "seed1"

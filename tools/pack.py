@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from synthesizer_attention.report.write import summarize_all, text_of
-from synthesizer_attention.run.packed import SUFFIX, opened
+from synthesizer_attention.run.records import PACKED, opened
 
 RECORDS = {
     "study.json", "recipe.toml", "result.json", "metrics.jsonl", "timing.jsonl", "samples.txt",
@@ -34,7 +34,7 @@ def pack(folder: Path) -> Path:
     ]
     if foreign:
         raise SystemExit(f"{folder / foreign[0]} is no record; move it out of {folder}")
-    packed = folder.with_name(folder.name + SUFFIX)
+    packed = folder.with_name(folder.name + PACKED)
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for path in kept:
             member = zipfile.ZipInfo(path.as_posix(), EPOCH)

@@ -7,9 +7,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from synthesizer_attention.report.page import Table
-from synthesizer_attention.run.recipe import Recipe
+from synthesizer_attention.run.recipe import Recipe, Summary, summarize_recipes
 from synthesizer_attention.run.recipe_keys import TASKS
-from synthesizer_attention.run.recipe_list import Summary, summarize_recipes
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
 FIRST = """# Recipes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, plain
 from synthesizer_attention.report import ladder as rungs
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.notes import floors, unplanned_looks
@@ -17,8 +17,7 @@ from synthesizer_attention.report.style import css_variables
 from synthesizer_attention.report.summary import MISSING, Summary, span, summarize
 from synthesizer_attention.report.tables import cells, metric_tables, paper_tables
 from synthesizer_attention.report.write import value_plot
-from synthesizer_attention.run.packed import SUFFIX
-from synthesizer_attention.untrusted import plain
+from synthesizer_attention.run.records import PACKED
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import FIVE, HEAD, MIXED, TABLE_2, judge_claims
@@ -89,14 +88,14 @@ CONVOLUTION = 0.8  # share of a table's variance that the offset explains
 
 def summaries(results: Path = RESULTS) -> dict[str, Summary]:
     """Every study by its name, those of the plan first; loose runs of one recipe are one."""
-    names = sorted(path.stem for path in results.glob(f"*{SUFFIX}"))
+    names = sorted(path.stem for path in results.glob(f"*{PACKED}"))
     ordered = [*(n for n in PLANNED if n in names), *(n for n in names if n not in PLANNED)]
     found = {}
     for name in ordered:
         if name in ELSEWHERE:
             continue
         try:
-            (study,) = read_studies([results / f"{name}{SUFFIX}"])
+            (study,) = read_studies([results / f"{name}{PACKED}"])
         except (UserError, ValueError):  # no runs yet, or more than one table
             continue
         if any(row.finished for row in study.rows):

@@ -47,7 +47,6 @@ from synthesizer_attention.report.style import End, drawing, look_of, name_at_ri
 from synthesizer_attention.report.write import write_files
 from synthesizer_attention.spec import variants
 from synthesizer_attention.training.meter import clock_name, peak_memory, time_in_turn
-from synthesizer_attention.untrusted import check_links
 
 DOT, GPT2, TORCH = "dot", "Hugging Face GPT-2", "torch.nn.MultiheadAttention"
 FROZEN = " frozen"  # ends the name of a variant whose tables are frozen
@@ -441,7 +440,6 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
 
 def write(result: Result, command: str, directory: Path) -> Path:
     """Write bench.json, bench.csv and the page with plots; return the page."""
-    check_links(directory)
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
     writer.writeheader()

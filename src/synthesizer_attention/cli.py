@@ -18,18 +18,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from synthesizer_attention import __version__
-from synthesizer_attention.errors import UserError, is_out_of_memory
-from synthesizer_attention.run.console import (
+from synthesizer_attention.errors import UserError, is_out_of_memory, printable
+from synthesizer_attention.run.files import DISK
+from synthesizer_attention.run.progress import (
+    Interrupted,
     print_table,
     say,
     say_aside,
     say_wrapped,
     silence_libraries,
 )
-from synthesizer_attention.run.disk import DISK
-from synthesizer_attention.run.interruption import Interrupted
 from synthesizer_attention.spec import ALIASES, import_modules, variants
-from synthesizer_attention.untrusted import printable
 
 MOST = 2**31 - 1  # torch and Python's own functions count no further
 SEEDS = 2**63 - 1
@@ -136,7 +135,7 @@ def list_variants(imports: Imports = NONE) -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer_attention.run.recipe_list import summarize_recipes
+    from synthesizer_attention.run.recipe import summarize_recipes
 
     table = Table("name", "task", "data", "size", "rough cost")
     for summary in summarize_recipes():
@@ -486,8 +485,8 @@ def bench(
             table.add_row(*map(escape, line))
         print_table(table)
         return
+    from synthesizer_attention.run.files import make_folder
     from synthesizer_attention.run.progress import open_count
-    from synthesizer_attention.run.run import make_folder
 
     make_folder(out)
     with open_count(plain=plain) as tell:

@@ -36,11 +36,15 @@ from synthesizer_attention.audit.record import (
 )
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.audit.tune import CHECKPOINT, Tuned, Tuning, tune
-from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import MANIFEST, manifest_text
-from synthesizer_attention.run.disk import write_folder
-from synthesizer_attention.run.run import remove_leftovers
-from synthesizer_attention.untrusted import check_links, check_regular_file, fenced, plain
+from synthesizer_attention.errors import UserError, fenced, plain
+from synthesizer_attention.run.files import (
+    CONVERTED,
+    check_regular_file,
+    files_of,
+    remove_leftovers,
+    write_folder,
+    write_record,
+)
 
 _AUTO = {  # by how the name of a class ends
     "ForCausalLM": "AutoModelForCausalLM",
@@ -118,7 +122,7 @@ def convert(
         reader.save(folder)
         card = model_card(record, count, out.name, tuned, command)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        (folder / MANIFEST).write_text(manifest_text(folder, {}), encoding="utf-8")
+        write_record(folder / CONVERTED, {"command": command}, files_of(folder))
 
     remove_leftovers(out.resolve().parent, f"{out.resolve().name}.")
     write_folder(out, fill, lambda: _clear(out))
@@ -132,7 +136,6 @@ def _check_out(out: Path, *, is_tuned: bool) -> None:
     there = list(out.iterdir()) if out.is_dir() else [out]
     if any(not is_tuned or not _is_tuning(path) for path in there):
         raise UserError(f"{out} is not an empty directory; name another --out")
-    check_links(out)
 
 
 def _is_tuning(path: Path) -> bool:

@@ -50,13 +50,12 @@ from synthesizer_attention.audit.tables import (
     seen_through,
     sink_slots,
 )
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.models.backbone import Kept, SynthesizerPreTrainedModel
 from synthesizer_attention.models.config import CONVERTED
 from synthesizer_attention.models.generation import ValueLayer
 from synthesizer_attention.models.layers import Stack
 from synthesizer_attention.spec import expand_layers
-from synthesizer_attention.untrusted import listed
 
 NAME = "synthesizer"  # of the attention function, and of its mask twin
 Facts = Mapping[str, Any]  # of one layer, as config.replaced holds them

@@ -31,7 +31,7 @@ from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.data.columns import NAMES, BadRow, check_utf8
 from synthesizer_attention.data.files import File, Row
 from synthesizer_attention.data.sources import data_folder
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.metrics.labels import (
     Statistics,
     Total,
@@ -41,7 +41,6 @@ from synthesizer_attention.metrics.labels import (
 )
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks.task import Task, build_task
-from synthesizer_attention.untrusted import listed
 
 IGNORED = -100
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model

@@ -34,11 +34,10 @@ from synthesizer_attention.audit.converted import (
 from synthesizer_attention.audit.hook import cause, reachable
 from synthesizer_attention.audit.tables import ABSOLUTE
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import sha256
 from synthesizer_attention.models import MODELS, SynthesizerModel
 from synthesizer_attention.models.config import CONVERTED
+from synthesizer_attention.run.files import check_regular_file, read_regular, sha256
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.untrusted import check_regular_file, read_regular
 
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 TEXTS, IMAGES, SOUNDS = "texts", "images", "sounds"

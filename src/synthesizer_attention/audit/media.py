@@ -39,8 +39,8 @@ from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import IMAGES, Reader, reads_targets
 from synthesizer_attention.data.columns import NAMES
 from synthesizer_attention.data.files import File, files_below
-from synthesizer_attention.errors import UserError
-from synthesizer_attention.untrusted import check_regular_file, listed
+from synthesizer_attention.errors import UserError, listed
+from synthesizer_attention.run.files import check_regular_file
 
 SUFFIXES = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),

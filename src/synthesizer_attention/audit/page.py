@@ -25,8 +25,7 @@ from synthesizer_attention.audit.record import (
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.page import Block, Figures, Plot, Section, Table, Text, page
 from synthesizer_attention.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
-from synthesizer_attention.run.run import make_folder, write_text
-from synthesizer_attention.untrusted import check_regular_file
+from synthesizer_attention.run.files import check_regular_file, make_folder, write_text
 
 Record = dict[str, Any]
 _INCOMPLETE = (

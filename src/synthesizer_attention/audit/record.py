@@ -8,24 +8,29 @@ measured.jsonl       of an unfinished audit: one line of what was asked, of whic
                      on behind it, and it goes when audit.json is written
 """
 
-import hashlib
 import json
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from synthesizer_attention.audit.converted import Layer
 from synthesizer_attention.audit.examples import METRICS
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import sha256
-from synthesizer_attention.run.run import append_line, write_text
-from synthesizer_attention.untrusted import read_regular
+from synthesizer_attention.run.files import (
+    append_line,
+    find_damage,
+    read_regular,
+    remedy,
+    sha256,
+    write_text,
+)
+from synthesizer_attention.run.records import Record
 
 RECORD, TABLES, PAGE = "audit.json", "tables.safetensors", "report.html"
 MEASURED = "measured.jsonl"
@@ -60,10 +65,11 @@ class Point:
     order: str = "measured"  # or random: the control
 
 
-class _Record(BaseModel):
-    """The types of audit.json, as far as `convert` relies on them: it may be of any origin."""
+class Audit(Record):
+    """The types of audit.json, as far as `convert` relies on them."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    what = "the record of an audit"
+    remedy = "run synthesizer audit again"
 
     model: str
     metric: str
@@ -77,58 +83,40 @@ class _Record(BaseModel):
     num_judge: int
     reads: Literal["texts", "images", "sounds"] = "texts"
     path: str = ""  # absolute, where the model is on this disk
-    weights: dict[str, str] = {}  # sha256 of each file; records of older versions have none
-    readers: dict[str, str] = {}  # sha256 of each file beside the weights that is read
-    tables_sha256: str = ""
+    weights: dict[str, str] = Field({})  # sha256 of each file; records of older versions have none
+    readers: dict[str, str] = Field({})  # sha256 of each file beside the weights that is read
+    tables_sha256: str = ""  # of TABLES, in records of older versions
 
-
-def checksum(record: dict[str, Any]) -> str:
-    """Of all that was measured; where the model is may be edited."""
-    own = {key: value for key, value in record.items() if key not in ("model", "path", "checksum")}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.metric not in METRICS:
+            raise ValueError(f"metric: Input should be {', '.join(map(repr, METRICS))}")
+        if not all(
+            0 <= layer < len(self.layers) and 0 <= head < self.layers[layer].num_heads
+            for layer, head in self.order
+        ):
+            raise ValueError("order names a head that no layer has")
+        return self
 
 
 def read_audit(path: Path) -> dict[str, Any]:
     """The record of a finished audit."""
     try:
-        text = read_regular(path / RECORD)
-        known = _Record.model_validate_json(text)
-        if known.metric not in METRICS:
-            raise ValueError(f"metric: Input should be {', '.join(map(repr, METRICS))}")
-        if not all(
-            0 <= layer < len(known.layers) and 0 <= head < known.layers[layer].num_heads
-            for layer, head in known.order
-        ):
-            raise ValueError("order names a head that no layer has")
-        record: dict[str, Any] = json.loads(text)
-        if record.get("checksum", "") not in ("", checksum(record)):
-            raise ValueError("it was damaged: its checksum is another")
-    except PermissionError:
-        raise
-    except OSError:
+        return Audit.read(path / RECORD)
+    except FileNotFoundError:
         raise UserError(
             f"{path} holds no {RECORD}, so it is not an audit; "
             f"run synthesizer audit --out {path} first"
         ) from None
-    except UserError:
-        raise
-    except ValueError as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
-        raise UserError(
-            f"{path / RECORD} is not the record of an audit ({why}); run synthesizer audit again"
-        ) from None
-    return record
 
 
 def check_tables(path: Path, record: dict[str, Any]) -> None:
     """Refuse tables that are not as the audit wrote them; older versions knew no sha256."""
-    tables, known = path / TABLES, record.get("tables_sha256")
-    if known and tables.is_file() and sha256(tables) != known:
-        raise UserError(
-            f"{tables} is damaged (its sha256 is not the one in {RECORD}); restore it from a copy, "
-            "or run synthesizer audit again"
-        )
+    known, damage = record.get("tables_sha256"), find_damage(path / RECORD, (TABLES,))
+    if known and (path / TABLES).is_file() and sha256(path / TABLES) != known:
+        damage = f"{TABLES} is damaged (its sha256 is not the one in {RECORD})"
+    if damage:
+        raise UserError(f"{path}: {damage}; {remedy(damage, Audit.remedy)}")
 
 
 def model_path(record: dict[str, Any]) -> str:

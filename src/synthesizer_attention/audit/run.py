@@ -42,20 +42,19 @@ from synthesizer_attention.audit.record import (
     TABLES,
     Measured,
     Say,
-    checksum,
     fingerprint,
 )
 from synthesizer_attention.audit.tables import KINDS
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import sha256
-from synthesizer_attention.run.disk import write_atomically
-from synthesizer_attention.run.lock import locked
-from synthesizer_attention.run.run import (
+from synthesizer_attention.run.files import (
+    locked,
     make_folder,
-    provenance,
     remove_leftovers,
+    write_atomically,
+    write_record,
     write_text,
 )
+from synthesizer_attention.run.run import provenance
 
 LONGEST = 512  # tokens of a text, where neither the user nor the model says less
 SHOWN = 5  # examples whose outputs moved farthest
@@ -399,13 +398,6 @@ def _write(out: Path, record: dict[str, Any], auditor: cost.Auditor) -> None:
         for place, tables in enumerate(auditor.whole)
         for name, parameter in tables.named_parameters()
     }
-
-    def fill(path: Path) -> None:
-        path.write_bytes(save(tensors))
-
-    write_atomically(out / TABLES, fill)
-    record["tables_sha256"] = sha256(out / TABLES)
-    record["checksum"] = checksum(json.loads(json.dumps(record)))
-    text = json.dumps(record, indent=1)
-    write_text(out / PAGE, audit_page(json.loads(text), out / TABLES))
-    write_text(out / RECORD, text)  # last: with it, the audit is finished
+    write_atomically(out / TABLES, lambda path: path.write_bytes(save(tensors)))
+    write_text(out / PAGE, audit_page(json.loads(json.dumps(record)), out / TABLES))
+    write_record(out / RECORD, record, [out / TABLES])  # last: with it, the audit is finished

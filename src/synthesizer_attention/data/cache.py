@@ -33,9 +33,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from synthesizer_attention.data.batch import Ragged
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.disk import write_atomically
-from synthesizer_attention.run.run import read_header
-from synthesizer_attention.untrusted import check_regular_file, who_else_may_write
+from synthesizer_attention.run.files import check_regular_file, who_else_may_write, write_atomically
+from synthesizer_attention.run.records import read_header
 
 T = TypeVar("T")
 Array = NDArray[Any]

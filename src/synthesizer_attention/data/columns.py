@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.data.files import Row
-from synthesizer_attention.errors import UserError
-from synthesizer_attention.untrusted import listed
+from synthesizer_attention.errors import UserError, listed
 
 NAMES = {
     "source": ("source", "src", "input", "en", "english", "article", "document", "dialogue"),

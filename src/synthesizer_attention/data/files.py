@@ -15,13 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from synthesizer_attention.errors import UserError
-from synthesizer_attention.untrusted import (
-    check_expansion,
-    check_regular_file,
-    expansion_limit,
-    printable,
-)
+from synthesizer_attention.errors import UserError, printable
+from synthesizer_attention.run.files import check_expansion, check_regular_file, expansion_limit
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
 MAX_FILES = 100_000  # below a directory of text

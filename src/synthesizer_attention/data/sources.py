@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.data.files import DATA_SUFFIXES, File, Row, read_files
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.run.recipe_keys import Data
-from synthesizer_attention.untrusted import listed
 
 State = dict[str, Any]  # of a stream of rows; JSON-able
 

@@ -36,9 +36,9 @@ from torch import Tensor
 from synthesizer_attention.attention.hook import Kernels
 from synthesizer_attention.attention.masks import Visibility, is_transformed
 from synthesizer_attention.attention.terms import Terms
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, printable
 from synthesizer_attention.kernels import triton
-from synthesizer_attention.untrusted import printable, who_else_may_write
+from synthesizer_attention.run.files import who_else_may_write
 
 FILES = ("kernel.c", "rows.c", "decode.c", "vectors.h")
 SOURCES = [Path(__file__).with_name(name) for name in FILES]

@@ -35,11 +35,11 @@ from synthesizer_attention.attention.masks import (
 )
 from synthesizer_attention.attention.synthesis import Size, Synthesis
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import MANIFEST, find_damage
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.generation import SynthesizerCache, new_cache
 from synthesizer_attention.models.layers import Context, RelativeBias, Stack, StackOutput
 from synthesizer_attention.models.universal import Halting, UniversalStack, build_stack
+from synthesizer_attention.run.files import CONVERTED, MANIFEST, find_damage, remedy
 from synthesizer_attention.spec import NONE, expand_layers
 
 DRAW_THEMSELVES = (
@@ -79,7 +79,7 @@ class Wanted(NamedTuple):
 
 
 class Kept(PreTrainedModel):
-    """A model whose folder is compared with its manifest.json, where it has one."""
+    """A model whose folder is compared with the hashes in its converted.json, where it has one."""
 
     @classmethod
     def from_pretrained(
@@ -87,19 +87,16 @@ class Kept(PreTrainedModel):
     ) -> Self:  # fmt: skip
         """As transformers does; files that are not as they were written are refused."""
         folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
-        damage = find_damage(folder, ("",))
-        if damage is not None:
-            raise UserError(
-                f"{folder}: {damage}; restore it from a copy, or write the folder again by "
-                "synthesizer convert (if you changed the file yourself, delete "
-                f"{MANIFEST})"
-            )
+        if damage := find_damage(folder / CONVERTED, ("",)):
+            what = remedy(damage, "write the folder again by synthesizer convert")
+            raise UserError(f"{folder}: {damage}; {what}")
         loaded: Self = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         return loaded
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """As transformers does; what a manifest there says of other files is void."""
-        Path(save_directory, MANIFEST).unlink(missing_ok=True)
+        """As transformers does; what is known of other files there is void."""
+        for name in (CONVERTED, MANIFEST):
+            Path(save_directory, name).unlink(missing_ok=True)
         super().save_pretrained(save_directory, *args, **kwargs)
 
 

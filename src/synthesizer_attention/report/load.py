@@ -22,17 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.manifest import MANIFEST, WEIGHTS, find_damage
-from synthesizer_attention.run.packed import SUFFIX, opened
+from synthesizer_attention.run.files import MANIFEST, find_damage, read_regular
 from synthesizer_attention.run.recipe import contradicted, leaves
-from synthesizer_attention.run.records import read_study
-from synthesizer_attention.run.run import STUDY, Run, parse_result, read_arrays
+from synthesizer_attention.run.records import PACKED, STUDY, Result, opened, read_arrays
+from synthesizer_attention.run.records import Study as StudyRecord
+from synthesizer_attention.run.run import RECIPE, RESULT, WEIGHTS, Run
 from synthesizer_attention.spec import TABLE_2, normalize_spec
 from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import Looks, Measured, rule_of
-from synthesizer_attention.untrusted import read_regular
 
-RECIPE, RESULT = "recipe.toml", "result.json"
 PLOTTED = ("statistics.npz", "attention.npz", "metrics.jsonl", "timing.jsonl", "samples.txt")
 OWN_KEYS = ("synthesis", "decoder_synthesis", "seed")  # in which rows of one table may differ
 RENAMED = {"worth_of_source": "source_gap"}  # keys of older results
@@ -297,7 +295,7 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
     studies: list[Study] = []
     taken: set[Path] = set()
     loose: list[Record] = []
-    packed = (found for path in paths for found in (path, *sorted(path.glob(f"*{SUFFIX}"))))
+    packed = (found for path in paths for found in (path, *sorted(path.glob(f"*{PACKED}"))))
     for path in map(opened, packed):
         if not path.is_dir():
             raise UserError(
@@ -308,7 +306,7 @@ def read_studies(paths: Sequence[Path], *, verify: bool = True) -> list[Study]:
             if found.parent.resolve() not in taken:
                 taken.add(found.parent.resolve())
                 studies.append(_read_study(found, verify))
-        for found in sorted([*path.rglob(RECIPE), *path.rglob(MANIFEST)]):
+        for found in sorted([*path.rglob(RECIPE), *path.rglob(RESULT), *path.rglob(MANIFEST)]):
             place = found.parent.resolve()
             if place not in taken and not any(parent in taken for parent in place.parents):
                 taken.add(place)
@@ -347,10 +345,11 @@ def _without_other_data(study: Study) -> Study:
 
 
 def read_run(path: Path, *, verify: bool = True) -> Record:
-    """A run directory, whatever state it is in; its files are compared with its manifest."""
+    """A run directory, whatever state it is in; its files are compared with their hashes."""
     recipe: dict[str, Any] = {"name": path.name, "synthesis": "unknown", "seed": 0}
     finished = (path / RESULT).exists() or not any(path.glob("checkpoints/step-*"))
-    damage = find_damage(path, PLOTTED, hashes=verify, spared=WEIGHTS) if finished else None
+    how: dict[str, Any] = {"hashes": verify, "spared": WEIGHTS}
+    damage = find_damage(path / RESULT, PLOTTED, **how) if finished else None
     try:
         stored = tomllib.loads(read_regular(path / RECIPE))
         words = [stored[name] for name in ("name", "task", "synthesis")]
@@ -363,7 +362,7 @@ def read_run(path: Path, *, verify: bool = True) -> Record:
     recipe |= stored
     result = None
     try:
-        result = None if damage else parse_result(read_regular(path / RESULT))
+        result = None if damage else Result.parse(path / RESULT)
     except FileNotFoundError:
         with suppress(OSError):  # which is as good as no file
             try:
@@ -371,8 +370,7 @@ def read_run(path: Path, *, verify: bool = True) -> Record:
             except UserError:
                 damage = "unreadable metrics.jsonl"
     except Damage as error:
-        said = error if isinstance(error, UserError) else type(error).__name__
-        damage = f"unreadable result.json ({said})"
+        damage = f"unreadable result.json ({error})"
     if result is not None:
         for name in ("task", *OWN_KEYS):
             if name in result and result[name] != recipe.get(name):
@@ -383,7 +381,7 @@ def read_run(path: Path, *, verify: bool = True) -> Record:
 
 
 def _read_study(file: Path, verify: bool) -> Study:
-    home, stored = file.parent, read_study(file)
+    home, stored = file.parent, StudyRecord.read(file)
     rows = []
     for place, told in enumerate(stored["rows"]):
         runs = [

@@ -19,8 +19,8 @@ from typing import ClassVar, NamedTuple
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
+from synthesizer_attention.errors import fenced, plain, printable
 from synthesizer_attention.report.style import css_variables
-from synthesizer_attention.untrusted import fenced, plain, printable
 
 HERE = Path(__file__).parent
 

@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from synthesizer_attention.untrusted import printable
+from synthesizer_attention.errors import printable
 
 WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
 LONGEST = 20  # letters of a name beside a curve

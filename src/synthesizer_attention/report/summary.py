@@ -11,7 +11,7 @@ import numpy as np
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics.scores import METRICS, base_metric, shown
 from synthesizer_attention.report.load import Record, Row, Study, blaming, plain_change
-from synthesizer_attention.run.run import STUDY
+from synthesizer_attention.run.records import STUDY
 from synthesizer_attention.spec import NONE, parse_spec, split_layers, variants
 from synthesizer_attention.study.rows import AGAIN, AS_LARGE, DOT
 from synthesizer_attention.study.stats import (

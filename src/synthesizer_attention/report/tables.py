@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
 
+from synthesizer_attention.errors import printable
 from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
 from synthesizer_attention.metrics.scores import METRICS, base_metric, shown
 from synthesizer_attention.report.load import Row, Study, plain_change
@@ -19,10 +20,9 @@ from synthesizer_attention.report.summary import (
     difference_text,
     span,
 )
-from synthesizer_attention.run.published import paper
+from synthesizer_attention.run.recipe import paper
 from synthesizer_attention.study.stats import NOT_JUDGED, Comparison
 from synthesizer_attention.study.tune import at_the_edge, expected_best, settings_tried
-from synthesizer_attention.untrusted import printable
 
 Cells = tuple[list[str], list[list[str]]]  # head and rows
 Value = float | int | str | None

@@ -25,8 +25,8 @@ from synthesizer_attention.report.page import (
 )
 from synthesizer_attention.report.summary import Summary, summarize
 from synthesizer_attention.report.tables import TERMS
-from synthesizer_attention.run.packed import SUFFIX, named
-from synthesizer_attention.run.run import make_folder, remove_leftovers, write_text
+from synthesizer_attention.run.files import make_folder, remove_leftovers, write_text
+from synthesizer_attention.run.records import PACKED, named
 from synthesizer_attention.study.stats import Comparison
 
 MOST_DRAWN = 6  # studies with plots in one page
@@ -59,7 +59,7 @@ def write(summaries: Sequence[Summary], home: Path) -> Path:
     """Put the three files into a directory, or beside a .zip and named as it; return the page."""
     texts = (html_of(summaries), text_of(summaries), tables.csv_text(summaries))
     names: Sequence[str] = NAMES
-    if home.suffix == SUFFIX and not home.is_dir():
+    if home.suffix == PACKED and not home.is_dir():
         names = [f"{home.stem}{Path(name).suffix}" for name in NAMES]
         home = home.parent
     write_files(home, dict(zip(names, texts, strict=True)))

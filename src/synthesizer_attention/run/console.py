@@ -8,7 +8,7 @@ from textwrap import fill
 from rich.console import Console
 from rich.table import Table
 
-from synthesizer_attention.untrusted import printable
+from synthesizer_attention.errors import printable
 
 
 def say(text: str) -> None:

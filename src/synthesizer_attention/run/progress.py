@@ -1,20 +1,60 @@
-"""How a long job reports its progress: a bar on a terminal, one plain line at a time elsewhere."""
+"""How a long job prints its progress and notes Ctrl-C (no torch)."""
 
+import os
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import fill
+from types import FrameType, TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Table
 
-from synthesizer_attention.run.console import say
-from synthesizer_attention.untrusted import printable
+from synthesizer_attention.errors import printable
+
+
+def say(text: str) -> None:
+    """A line on stdout, at once."""
+    sys.stdout.write(printable(text, lines=True) + "\n")
+    sys.stdout.flush()
+
+
+def say_wrapped(text: str) -> None:
+    """A sentence, which a terminal shows without breaking words."""
+    text = printable(text)
+    if sys.stdout.isatty():
+        text = fill(text, shutil.get_terminal_size().columns - 1, break_on_hyphens=False)
+    say(text)
+
+
+def say_aside(text: str) -> None:
+    """A line on stderr, so that the output can be piped."""
+    sys.stderr.write(printable(text, lines=True) + "\n")
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal, or wide enough for a file."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def silence_libraries() -> None:
+    """Keep the libraries' own progress bars and advice off the screen."""
+    # Read when torch is imported: its threads write warnings of the profiler past Python's filters.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 class Progress:
-    """What the training loop reports; subclasses show it."""
+    """What the training loop reports: nothing is shown here; subclasses show it."""
 
     def show(self, step: int, steps: int, loss: float, rate: float, left: float) -> None:
         """Training is at a step: its loss, tokens per second, and seconds left."""
@@ -28,10 +68,6 @@ class Progress:
 
     def close(self) -> None:
         """Nothing more will be reported."""
-
-
-class Quiet(Progress):
-    """Reports nothing."""
 
 
 class Lines(Progress):
@@ -133,3 +169,40 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Interrupted(Exception):  # noqa: N818  no error: the run can be resumed
+    """The run stopped because it was asked to, and can be resumed."""
+
+
+class Interruption:
+    """While it lasts, a signal is noted instead of obeyed; a second Ctrl-C stops at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.stops_at_once = False
+
+    def __enter__(self) -> "Interruption":
+        self._listens = threading.current_thread() is threading.main_thread()
+        if self._listens:
+            self._before = {number: signal.getsignal(number) for number in self.SIGNALS}
+            for number in self.SIGNALS:
+                signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._listens:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.stops_at_once or (self.asked and number == signal.SIGINT):
+            raise KeyboardInterrupt
+        self.asked = True

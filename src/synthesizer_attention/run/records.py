@@ -1,33 +1,52 @@
-"""The types of what runs and studies leave as JSON, as far as others compute with it (no torch).
+"""The fields of every record, as far as others compute with them, and the one way to read one.
 
 A record may come from anybody and any version: keys that are missing or unknown are fine, a value
-of another type is not.
+of another type is not. A new field of a result is declared in `Result`. Studies that are packed as
+one .zip each (tools/pack.py) are read as the folders they were.
 """
 
+import atexit
 import json
+import math
+import shutil
+import tempfile
+import zipfile
+import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import IO, Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.untrusted import path_inside, read_regular
+from synthesizer_attention.run.files import (
+    check_expansion,
+    check_regular_file,
+    checksum,
+    path_inside,
+    read_regular,
+)
 
+STUDY = "study.json"  # what a comparison leaves beside its runs
+PACKED = ".zip"
 Match = Literal["none", "params", "flops", "time"]  # what all variants of a study have alike
 Numbers = dict[str, float | None]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Change = Annotated[str, Field(pattern="=")]  # key=value
 
 
-class _Record(BaseModel):
+class Part(BaseModel):
+    """A part of a record."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     @classmethod
-    def check(cls, value: object) -> None:
-        """ValueError, with the place, where a value has another type."""
+    def check(cls, text: str) -> None:
+        """ValueError, with the place, where JSON holds a value of another type."""
         try:
-            cls.model_validate(value)
+            cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
@@ -35,14 +54,50 @@ class _Record(BaseModel):
             raise ValueError(f"{place}: {said}" if place else said) from None
 
 
-class Read(_Record):
+class Record(Part):
+    """A JSON file that is read again."""
+
+    what: ClassVar[str]
+    remedy: ClassVar[str]
+
+    @classmethod
+    def read(cls, path: Path) -> dict[str, Any]:
+        """As `parse`, with one line that says what is wrong and what to do."""
+        try:
+            return cls.parse(path)
+        except ValueError as error:
+            raise UserError(f"{path} is not {cls.what} ({error}); {cls.remedy}") from None
+
+    @classmethod
+    def parse(cls, path: Path) -> dict[str, Any]:
+        """What is stored, hashes left out; ValueError where it is damaged or no such record."""
+        text = read_regular(path)
+        try:
+            stored: dict[str, Any] = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        cls.check(text)
+        if stored.get("checksum") not in (None, checksum(stored)):
+            raise ValueError("it was damaged: its checksum is another")
+        cls.agree(path, stored)
+        return {key: value for key, value in stored.items() if key not in ("files", "checksum")}
+
+    @classmethod
+    def agree(cls, path: Path, stored: dict[str, Any]) -> None:
+        """ValueError where the values of a record contradict each other."""
+
+
+class Read(Part):
     """The data of a run."""
 
     identity: str | None = None  # older runs have none
 
 
-class Result(_Record):
+class Result(Record):
     """result.json."""
+
+    what = "the record of a finished run"
+    remedy = "restore it from a copy, or delete the directory and train again"
 
     main_metric: str
     metrics: Numbers
@@ -65,8 +120,14 @@ class Result(_Record):
     data: Read = Read()
     versions: dict[str, str] = {}
 
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.metrics.get(self.main_metric) is None:
+            raise ValueError(f"metrics: {self.main_metric!r}, the main metric, has no value")
+        return self
 
-class Logged(_Record):
+
+class Logged(Part):
     """A line of metrics.jsonl or timing.jsonl."""
 
     step: int
@@ -77,7 +138,7 @@ class Logged(_Record):
     memory_bytes: float = 0
 
 
-class Trial(_Record):
+class Trial(Part):
     """A setting that a learning-rate search tried, and what it reached."""
 
     changes: list[Change]
@@ -96,7 +157,7 @@ class DotTrial(Trial):
     positions: str
 
 
-class Choice(_Record):
+class Choice(Part):
     """A setting of all rows that trials on validation chose."""
 
     choice: str
@@ -105,14 +166,14 @@ class Choice(_Record):
     chosen: list[Change]
 
 
-class Search(_Record):
+class Search(Part):
     """How trials choose: so many of a row, the best, get a second seed. Older studies have none."""
 
     repeated: Count = 0
     seeds: list[Count] = []
 
 
-class StudyRow(_Record):
+class StudyRow(Part):
     """A row of study.json."""
 
     label: str
@@ -135,7 +196,7 @@ class StudyRow(_Record):
         return self
 
 
-class Opponent(_Record):
+class Opponent(Part):
     """The dot product that the rows of a study are compared with."""
 
     label: str | None
@@ -144,7 +205,7 @@ class Opponent(_Record):
     trials: list[DotTrial]
 
 
-class Looks(_Record):
+class Looks(Part):
     """After how many seeds a study looks at its runs."""
 
     planned: list[Count]
@@ -152,7 +213,7 @@ class Looks(_Record):
     unplanned: list[Count] = []
 
 
-class Pretraining(_Record):
+class Pretraining(Part):
     """What every run of a study starts from."""
 
     recipe: str
@@ -160,7 +221,7 @@ class Pretraining(_Record):
     folder: str = ""
 
 
-class Rerun(_Record):
+class Rerun(Part):
     """A run that was repeated after code had changed, and whether its bits agree."""
 
     row: str
@@ -168,8 +229,11 @@ class Rerun(_Record):
     equal: bool
 
 
-class Study(_Record):
+class Study(Record):
     """study.json."""
+
+    what = "the record of a comparison"
+    remedy = "restore it, or name another directory (`synthesizer report` takes single runs, too)"
 
     rows: list[StudyRow]
     command: str | None = None
@@ -208,18 +272,92 @@ class Study(_Record):
             raise ValueError(f"opponent.label: {self.opponent.label!r} is no row of dot products")
         return self
 
-
-def read_study(path: Path) -> dict[str, Any]:
-    """A study.json as it is stored, once all of it is known to be one."""
-    try:
-        stored: dict[str, Any] = json.loads(read_regular(path))
-        Study.check(stored)
+    @classmethod
+    def agree(cls, path: Path, stored: dict[str, Any]) -> None:
+        """A study reads no run outside of its directory."""
         for run in (run for row in stored["rows"] for run in row["runs"]):
             path_inside(path.parent, run)
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz, once its directory and their headers say that they fit in memory."""
+    check_regular_file(path)
+    with path.open("rb") as stream:
+        with zipfile.ZipFile(stream) as file:
+            check_expansion(path, sum(member.file_size for member in file.infolist()))
+            for member in file.infolist():
+                if member.flag_bits & 1 or member.compress_type not in (0, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"{path}: {member.filename} is encrypted or packed otherwise")
+                with file.open(member) as content:
+                    read_header(content, member)
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as stored:
+            return dict(stored)
+
+
+def read_header(
+    content: IO[bytes], member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array in an .npz; it must be as large as it says."""
+    form = np.lib.format
+    first = form.read_magic(content) == (1, 0)
+    header = (form.read_array_header_1_0 if first else form.read_array_header_2_0)(content)
+    if math.prod(header[0]) * header[2].itemsize > member.file_size:  # it would be allocated
+        raise ValueError(f"{member.filename} is shorter than it says")
+    return header
+
+
+_opened: dict[tuple[Path, int], Path] = {}
+
+
+def opened(path: Path) -> Path:
+    """A folder as it is; a .zip as a folder of the same name, removed when the process ends."""
+    if path.suffix != PACKED or path.is_dir():
+        return path
+    try:
+        check_regular_file(path)
+        key = path, path.stat().st_mtime_ns
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); name a folder or a .zip") from None
+    if key not in _opened:
+        home = tempfile.mkdtemp(prefix="synthesizer-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        _opened[key] = _extract(path, Path(home) / path.stem)
+    return _opened[key]
+
+
+def named(path: Path) -> Path:
+    """A path within an opened .zip as it is within the unpacked folder; any other as it is."""
+    for (packed, _), home in _opened.items():
+        if path.is_relative_to(home):
+            return packed.with_suffix("") / path.relative_to(home)
+    return path
+
+
+def unpack(folder: Path) -> bool:
+    """Make folder.zip a folder again where there is none; whether that was done."""
+    packed = folder.with_name(folder.name + PACKED)
+    if folder.exists() or not packed.is_file():
+        return False
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _extract(packed, beside / folder.name).rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return True
+
+
+def _extract(path: Path, home: Path) -> Path:
+    """Write every member below `home`; zipfile checks their sums and keeps their names inside."""
+    try:
+        if path.read_bytes()[-22:-18] != b"PK\5\6":  # or the .npz inside would be taken for it
+            raise zipfile.BadZipFile("its end is missing")
+        with zipfile.ZipFile(path) as file:
+            check_expansion(path, sum(member.file_size for member in file.infolist()))
+            home.mkdir()
+            file.extractall(home)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"{path} is not the record of a comparison ({why}); restore it, or name another "
-            "directory (`synthesizer report` takes single runs, too)"
+            f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy"
         ) from None
-    return stored
+    return home

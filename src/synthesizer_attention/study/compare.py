@@ -8,9 +8,10 @@ the initial value of a parameter is drawn from the seed and its role.
 from dataclasses import replace
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import dump
-from synthesizer_attention.run.run import Run, read_arrays
+from synthesizer_attention.run.records import read_arrays
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.live import Job, jobs_of, perform
 from synthesizer_attention.study.plan import Plan, draw_up
 from synthesizer_attention.study.rows import AGAIN, Asked, Row

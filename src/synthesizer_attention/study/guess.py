@@ -14,10 +14,9 @@ from typing import Any
 from synthesizer_attention.data.columns import draw, flat_fields, infer_columns, is_known, names_in
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.sources import SPLITS, Source, open_source
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.run.recipe import Settings, recipe_names
 from synthesizer_attention.run.recipe_keys import TASKS, Data
-from synthesizer_attention.untrusted import listed
 
 WORDS = 4  # a vocabulary of words is this many times one of pieces
 DROPOUT, DROPOUTS = "model.dropout", (0.3, 0.5)  # tried beside the recipe's own

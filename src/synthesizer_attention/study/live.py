@@ -20,13 +20,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from synthesizer_attention.errors import OtherDataError, UserError
+from synthesizer_attention.errors import OtherDataError, UserError, listed, printable
 from synthesizer_attention.run.progress import clock
 from synthesizer_attention.run.recipe import Recipe, dump
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.plan import Plan
 from synthesizer_attention.study.workers import Say, Task, WorkerPool, ask, parse_jobs
-from synthesizer_attention.untrusted import listed, printable
 
 BACKWARD = 3.0  # a training token costs this many forward ones
 SETTLING = 3.0  # seconds that a run takes beside its steps and evaluations

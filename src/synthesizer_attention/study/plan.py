@@ -15,7 +15,7 @@ from synthesizer_attention import __version__
 from synthesizer_attention.data.corpora import describe_corpus
 from synthesizer_attention.data.sources import Source, data_folder, open_source
 from synthesizer_attention.errors import UserError, refuse_other_data
-from synthesizer_attention.run.packed import unpack
+from synthesizer_attention.run.files import check_folder_name, write_text
 from synthesizer_attention.run.recipe import (
     BaseRecipe,
     Recipe,
@@ -25,8 +25,8 @@ from synthesizer_attention.run.recipe import (
     list_settings,
     parse_recipe,
 )
-from synthesizer_attention.run.records import read_study
-from synthesizer_attention.run.run import STUDY, Run, write_text
+from synthesizer_attention.run.records import STUDY, Study, unpack
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import import_modules, normalize_spec, parse_positions
 from synthesizer_attention.study.guess import Guess, infer_recipe, is_data
 from synthesizer_attention.study.rows import (
@@ -50,7 +50,6 @@ from synthesizer_attention.study.stats import (
 )
 from synthesizer_attention.study.tune import REPEATED, TRIAL_SEEDS
 from synthesizer_attention.study.workers import parse_jobs
-from synthesizer_attention.untrusted import check_folder_name
 
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
@@ -223,7 +222,7 @@ def draw_up(asked: Asked) -> Plan:
         pretrain=pretrain,
     )
     plan.meet(shared, identity)
-    there = read_study(plan.out / STUDY) if (plan.out / STUDY).exists() else None
+    there = Study.read(plan.out / STUDY) if (plan.out / STUDY).exists() else None
     _refuse_to_mix(plan, there)
     _check_rows(plan)
     if there is not None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.errors import UserError
+from synthesizer_attention.run.files import check_folder_name
 from synthesizer_attention.run.recipe import Recipe, Settings, parse_settings
 from synthesizer_attention.run.run import spec_folder
 from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec, parse_positions
 from synthesizer_attention.spec import variants as known_variants
 from synthesizer_attention.study.ladder import FEWEST_RUNGS
 from synthesizer_attention.study.tune import TRIALS
-from synthesizer_attention.untrusted import check_folder_name
 
 FOUND = AUTO, CONFIGURED = "auto", "configured"  # how the opponent is found; else its positions
 MATCHES = ("none", "params", "flops")  # budgets that are met through d_ff

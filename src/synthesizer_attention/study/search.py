@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from synthesizer_attention.run.files import check_folder_name
 from synthesizer_attention.run.recipe import (
     Settings,
     dump,
@@ -21,7 +22,8 @@ from synthesizer_attention.run.recipe import (
     list_settings,
     parse_settings,
 )
-from synthesizer_attention.run.run import STUDY, Run
+from synthesizer_attention.run.records import STUDY
+from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.guess import LONGEST, Choice, round_up
 from synthesizer_attention.study.live import Job, main_metric, perform
 from synthesizer_attention.study.plan import Plan
@@ -37,7 +39,6 @@ from synthesizer_attention.study.rows import (
 )
 from synthesizer_attention.study.tune import TRIAL_SEEDS, best_of, settings_of, worth_repeating
 from synthesizer_attention.study.workers import Say, WorkerPool, ask
-from synthesizer_attention.untrusted import check_folder_name
 
 MAX_LEN = "model.max_len"
 IN_TABLE = "its validation scores in this table"

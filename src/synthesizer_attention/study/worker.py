@@ -20,7 +20,7 @@ from queue import Queue
 from typing import Any
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.run.interruption import Interrupted
+from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import Recipe, parse_recipe
 from synthesizer_attention.run.run import Run
 

@@ -29,11 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from synthesizer_attention.errors import OtherDataError, UserError
-from synthesizer_attention.run.disk import cannot_write
-from synthesizer_attention.run.interruption import Interrupted, Interruption
-from synthesizer_attention.run.lock import locked
-from synthesizer_attention.run.run import provenance, remove_leftovers
-from synthesizer_attention.untrusted import check_links, read_regular
+from synthesizer_attention.run.files import cannot_write, locked, read_regular, remove_leftovers
+from synthesizer_attention.run.progress import Interrupted, Interruption
+from synthesizer_attention.run.run import provenance
 
 Message = dict[str, Any]
 Say = Callable[[str], None]
@@ -329,7 +327,6 @@ def open_pool(folder: Path, jobs: Jobs, say: Say) -> Iterator[WorkerPool]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error, "nothing was written") from None
-    check_links(folder)
     with locked(folder, "running a comparison", say):
         remove_leftovers(folder)
         where = nullcontext(_here(folder)) if jobs.ray is None else _on_ray(folder, jobs)

@@ -16,7 +16,7 @@ from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Fitter, tokenizer_texts
 from synthesizer_attention.data.sources import Mixture, Source, data_folder, open_source
 from synthesizer_attention.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.metrics.glue import (
     SUITES,
     multirc_statistics,
@@ -36,7 +36,6 @@ from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.glue import WORDINGS, Member, number_of, same_referent
 from synthesizer_attention.tasks.pairs import PairTask, pair_limits
 from synthesizer_attention.tasks.task import Built, Outputs, Scores, load_ragged
-from synthesizer_attention.untrusted import listed
 
 Array = NDArray[Any]
 HeldOut = tuple[str, str, str, list[str]]  # task, group, prompt and answers

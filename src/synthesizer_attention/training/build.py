@@ -21,10 +21,10 @@ from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.cost import sketch
 from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.run.files import check_regular_file, read_regular
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import import_modules
-from synthesizer_attention.untrusted import check_regular_file, read_regular
 
 FLOAT = 4  # bytes
 

@@ -29,11 +29,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from synthesizer_attention.errors import UserError, refuse_other_data
-from synthesizer_attention.run.disk import write_atomically
+from synthesizer_attention.run.files import check_regular_file, write_atomically
 from synthesizer_attention.run.progress import Progress
 from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.untrusted import check_regular_file
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 FIRST = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from synthesizer_attention.attention.fast.dispatch import has_kernel
-from synthesizer_attention.errors import UserError
+from synthesizer_attention.errors import UserError, fenced, plain
 from synthesizer_attention.metrics.labels import in_single_precision
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.cost import (
@@ -16,7 +16,7 @@ from synthesizer_attention.models.cost import (
     count_parameters,
     flops_per_token,
 )
-from synthesizer_attention.run.disk import cannot_write, disk_error, follow_umask
+from synthesizer_attention.run.files import cannot_write, disk_error, follow_umask
 from synthesizer_attention.run.progress import Progress
 from synthesizer_attention.run.recipe import Recipe, change, dump
 from synthesizer_attention.run.run import Run, provenance
@@ -43,7 +43,6 @@ from synthesizer_attention.training.evaluate import (
     source_gap,
 )
 from synthesizer_attention.training.maps import inspect, mean_sharpness
-from synthesizer_attention.untrusted import fenced, plain
 
 INSPECTED = 8  # examples
 

@@ -26,8 +26,7 @@ from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.errors import UserError, one_line_for_memory, refuse_other_data
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
-from synthesizer_attention.run.interruption import Interrupted, Interruption
-from synthesizer_attention.run.progress import Pace, Progress, Quiet
+from synthesizer_attention.run.progress import Interrupted, Interruption, Pace, Progress
 from synthesizer_attention.run.recipe import Recipe, differences, dump, leaves, parse_recipe
 from synthesizer_attention.run.run import Run, provenance
 from synthesizer_attention.tasks import build_task
@@ -79,13 +78,13 @@ def fit(
     `data` is the identity that the data must have, where a study knows it.
     """
     run.claim(recipe)
-    progress = progress or Quiet()
+    progress = progress or Progress()
     if known := _known_result(run, progress):
         return known
     provenance()
     accelerator = open_accelerator(recipe, **_tracker_options(tracker, run))
     main = accelerator.is_main_process
-    progress = progress if main else Quiet()
+    progress = progress if main else Progress()
     texts = gather_object([dump(recipe)]) if accelerator.num_processes > 1 else []
     for number, text in enumerate(texts):  # each would go on with its own
         if changed := differences(parse_recipe(texts[0]), parse_recipe(text)):

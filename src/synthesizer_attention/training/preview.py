@@ -15,9 +15,8 @@ from synthesizer_attention.models.cost import (
     flops_per_token,
     sketch,
 )
-from synthesizer_attention.run.progress import Quiet, clock
-from synthesizer_attention.run.published import published_parameters
-from synthesizer_attention.run.recipe import Recipe, dump
+from synthesizer_attention.run.progress import Progress, clock
+from synthesizer_attention.run.recipe import Recipe, dump, published_parameters
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.tasks import build_task
@@ -86,7 +85,7 @@ def time_step(recipe: Recipe, task: Task) -> float:
     """Seconds of a training step by the wall clock, measured on a few."""
     accelerator = open_accelerator(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(recipe, Run(folder), task, accelerator, Quiet())
+        loop = Loop(recipe, Run(folder), task, accelerator, Progress())
         batches = loop.batches()
         taken = []
         for _ in range(TRIED):
