@@ -184,7 +184,7 @@ def test_an_audit_of_an_older_version_is_converted_with_a_word(own, tmp_path, ca
     path = own / "audit" / "audit.json"
     record = json.loads(path.read_text())
     for name in (
-        "path", "weights", "readers", "tables_sha256", "num_fit_rows", "num_judge_rows", "untimed",
+        "path", "weights", "readers", "files", "num_fit_rows", "num_judge_rows", "untimed",
         "checksum",
     ):  # fmt: skip
         del record[name]
