@@ -120,7 +120,7 @@ def test_an_unreadable_file_says_what_was_expected(tmp_path, name, content, mess
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"train": "/dev/zero"}, "/dev/zero is a device or a file of the system; expected a regul"),
+        ({"train": "/dev/zero"}, "/dev/zero is not a regular file; copy what it gives"),
         ({"train": "none.csv"}, r"none.csv does not exist; check"),
         ({}, r"names no data; set data.train to a file"),
         ({"builtin": "shifty"}, r"unknown corpus 'shifty'; choose data.builtin from"),
