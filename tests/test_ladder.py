@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from corpus import pairs, small, write_tsv
-from studies import Here
+from studies import conducted, here
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report import ladder
 from synthesizer_attention.report.ladder import sentence
@@ -18,9 +17,9 @@ from synthesizer_attention.report.load import Record, Row, Study
 from synthesizer_attention.report.page import Section
 from synthesizer_attention.report.page import page as page_of
 from synthesizer_attention.report.write import write_report
-from synthesizer_attention.run.recipe import dump, load_recipe
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.compare import conduct, list_commands
+from synthesizer_attention.study.compare import list_commands
 from synthesizer_attention.study.ladder import (
     GROWS,
     LEVEL,
@@ -32,7 +31,7 @@ from synthesizer_attention.study.ladder import (
     fit_ladder,
 )
 from synthesizer_attention.study.plan import draw_up
-from synthesizer_attention.study.rows import Asked, make_rungs
+from synthesizer_attention.study.rows import make_rungs
 from synthesizer_attention.tasks import build_task
 from tiny import language_model
 
@@ -82,23 +81,12 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_the_word_is_that_of_the_simulated_law(word):
-    rng = np.random.default_rng(3)
-    found = Counter(
-        fit_ladder(simulated([DOT, WORDS[word]], 0.002, rng), 0, draws=300).trends[1].word
-        for _ in range(20)
-    )
-    assert found[word] >= 18
-
-
-def test_noise_gives_no_word():
-    rng = np.random.default_rng(4)
-    found = Counter(
-        fit_ladder(simulated([DOT, (1.99, 0.15, 1.0)], 0.02, rng), 0, draws=300).trends[1].word
-        for _ in range(20)
-    )
-    assert found[UNKNOWN] >= 18
+@pytest.mark.parametrize("word", [*WORDS, UNKNOWN])
+def test_the_word_is_that_of_the_simulated_law_and_noise_gives_none(word):
+    rng, law = np.random.default_rng(3), WORDS.get(word, (1.99, 0.15, 1.0))
+    sd = 0.02 if word == UNKNOWN else 0.002
+    fits = (fit_ladder(simulated([DOT, law], sd, rng), 0, draws=300) for _ in range(20))
+    assert Counter(found.trends[1].word for found in fits)[word] >= 18
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.35])
@@ -219,14 +207,12 @@ def test_a_share_of_train_is_fixed_and_lies_within_larger_ones(tmp_path):
 
 
 @pytest.fixture
-def asked(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(dump(language_model(tmp_path)))
-    return Asked(str(path), ("dot", "random"), out=tmp_path / "study", seeds=1, jobs="1", ladder=2)
+def climbed(asked):
+    return replace(asked, syntheses=("dot", "random"), tune=None, opponent="auto", ladder=2)
 
 
-def test_a_small_ladder_from_end_to_end(asked):
-    plan = draw_up(asked)
+def test_a_small_ladder_from_end_to_end(climbed):
+    plan = draw_up(climbed)
     assert [row.label for row in plan.rows] == [
         "dot, d_model 8, steps 12",
         "random, d_model 8, steps 12",
@@ -234,14 +220,13 @@ def test_a_small_ladder_from_end_to_end(asked):
         "random, d_model 4, steps 6",
     ]
     assert [len(plan.seeds_of(row)) for row in plan.rows] == [1, 1, 2, 2]
-    plan.out.mkdir()
-    conduct(plan, Here(), print, plain=True)
+    plan = conducted(climbed)
     small_run = Run(plan.path(plan.rows[2], 2))
     recipe = small_run.recipe()
     assert (recipe.model.d_model, recipe.model.num_heads, recipe.model.d_ff) == (4, 1, 16)
     assert (recipe.train.steps, recipe.train.data_share, recipe.evaluate.every) == (6, 0.5, 3)
     times = (small_run.path / "result.json").stat().st_mtime_ns
-    conduct(draw_up(asked), Here(), print, plain=True)
+    conducted(climbed)
     assert (small_run.path / "result.json").stat().st_mtime_ns == times
 
     page = write_report([plan.out]).read_text()
@@ -343,37 +328,28 @@ def test_without_a_loss_the_error_is_fitted():
     assert "its lead grows with compute" in next(ladder.sentences(found))
 
 
-def test_a_ladder_refuses_what_it_cannot_do(asked):
-    for other in ({"vary": ("model.num_layers=1,2",)}, {"until_decided": True, "seeds": None}):
-        with pytest.raises(UserError, match="--ladder cannot be combined with"):
-            draw_up(replace(asked, **other))
-    with pytest.raises(UserError, match="--ladder shows gaps to dot and none of its rows is"):
-        draw_up(replace(asked, syntheses=("random",)))
-    with pytest.raises(UserError, match=r"sets model\.d_ff, which --ladder scales"):
-        draw_up(replace(asked, syntheses=("dot", "random@model.d_ff=9")))
-
-
-def test_a_ladder_does_not_go_where_another_comparison_is(asked):
-    plan = draw_up(replace(asked, ladder=None, tune=0))
+def test_a_ladder_refuses_what_it_cannot_do(climbed):
+    for changes, said in (
+        ({"vary": ("model.num_layers=1,2",)}, "--ladder cannot be combined with --vary"),
+        ({"until_decided": True, "seeds": None}, "--ladder cannot be combined with --until-decid"),
+        ({"syntheses": ("random",)}, "--ladder shows gaps to dot and none of its rows is"),
+        ({"syntheses": ("dot", "random@model.d_ff=9")}, r"sets model\.d_ff, which --ladder scales"),
+    ):
+        with pytest.raises(UserError, match=said):
+            draw_up(replace(climbed, **changes))
+    plan = draw_up(replace(climbed, ladder=None, tune=0))
     plan.out.mkdir()
     plan.write()
     with pytest.raises(UserError, match=r"another comparison \(--ladder: None -> 2"):
-        draw_up(asked)
+        draw_up(climbed)
 
 
-def test_the_opponent_of_a_ladder_may_have_positions_of_its_own(asked):
-    plan = draw_up(replace(asked, opponent="sinusoidal+relative"))
-    dots = [row.label for row in plan.rows if row.candidate]
-    assert dots == [
+def test_a_ladder_lists_its_runs_and_its_dot_may_have_positions_of_its_own(climbed, monkeypatch):
+    plan = draw_up(replace(climbed, opponent="sinusoidal+relative"))
+    assert [row.label for row in plan.rows if row.candidate] == [
         "dot, sinusoidal+relative, d_model 8, steps 12",
         "dot, sinusoidal+relative, d_model 4, steps 6",
     ]
     assert len(plan.rows) == 6
-
-
-def test_the_listed_commands_of_a_ladder_are_its_runs(asked, monkeypatch):
-    monkeypatch.setattr(
-        "synthesizer_attention.study.compare.open_pool", lambda *_, **__: nullcontext(Here())
-    )
-    asked.out.mkdir()
-    assert len(list_commands(asked, print)) == 6
+    monkeypatch.setattr("synthesizer_attention.study.compare.open_pool", here)
+    assert len(list_commands(climbed, print)) == 6

@@ -43,20 +43,20 @@ def test_plain_lines_say_who_what_and_how_long(capsys):
     ]
 
 
-def test_the_time_left_of_trials_is_not_called_that_of_the_study(capsys):
+def test_the_time_left_is_of_what_runs_and_none_is_made_up(capsys):
+    values = {"step": 50, "steps": 100, "loss": 2.5, "rate": 9000.0, "left": 30.0}
     status = StatusLines([RowStatus("tokenizer word", 1, 60.0)], 1, 100, "validation")
     status.receive(0, "trial 1", {"event": "start"})
-    show(status, 0, "trial 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    show(status, 0, "trial 1", **values)
     assert capsys.readouterr().out.endswith("0:30 left, 0:30 for these trials\n")
-
-
-def test_before_a_run_was_timed_no_time_is_made_up(capsys):
     status = StatusLines([RowStatus("dot", 1, 0.0), RowStatus("random", 1, 0.0)], 1, 100)
+    show(status, 0, "seed 1", **values)  # what a lost worker still logged
+    assert capsys.readouterr().out == ""
     status.receive(0, "seed 1", {"event": "start"})
     assert [row.seconds_left(0.0, 0.0) for row in status.rows] == [None, None]
-    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
-    status.rows[0].expected = 60.0  # what a watcher reads off the first laps
-    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
+    show(status, 0, "seed 1", **values)
+    status.rows[0].expected = 60.0  # what a finished run took
+    show(status, 0, "seed 1", **values)
     _, before, after = capsys.readouterr().out.splitlines()
     assert before.endswith("0:30 left, unknown time in all")
     assert after.endswith("0:30 left, 1:30 in all")
@@ -128,9 +128,3 @@ def test_progress_is_read_from_the_directory_of_a_run(tmp_path):
     assert (show["step"], show["steps"], show["loss"], show["rate"]) == (20, 40, 2.0, 150.0)
     assert measure == {"event": "measure", "step": 20, "metric": "accuracy", "value": 61.0}
     assert log.read() == []
-
-
-def test_what_a_lost_worker_still_logged_is_not_shown(capsys):
-    status = StatusLines(rows(), 1, 100)
-    show(status, 0, "seed 1", step=50, steps=100, loss=2.5, rate=9000.0, left=30.0)
-    assert capsys.readouterr().out == ""

@@ -126,14 +126,10 @@ def test_freedom_lies_between_one_row_and_satterthwaite():
     assert seed_freedom(1.0, 1.0, 1000) == pytest.approx(2 * 999, rel=0.01)
 
 
-def test_the_jackknife_of_a_mean_has_the_variance_of_a_mean():
+def test_the_jackknife_of_a_mean_has_the_variance_of_a_mean_and_joins_neighbours():
     right = np.random.default_rng(1).integers(0, 2, 300)
-    rows = np.column_stack([right, np.ones(300)])
-    influence = jackknife(percent_from_statistics, rows)
+    influence = jackknife(percent_from_statistics, np.column_stack([right, np.ones(300)]))
     assert influence.var(ddof=1) / 300 == pytest.approx((100 * right).var(ddof=1) / 300)
-
-
-def test_neighbours_are_one_block_where_there_are_many():
     rows = np.column_stack([np.arange(1203.0), np.ones(1203)])
     assert len(jackknife(percent_from_statistics, rows)) == 500
     assert len(jackknife(percent_from_statistics, rows, np.arange(1203) // 3)) == 401
@@ -183,9 +179,6 @@ def test_looks_spend_the_level_in_proportion_to_their_seeds():
     assert Looks(PLANNED, PLANNED).after(["undecided"]) is None
     assert looks.after(["undecided"]) == Looks(PLANNED, (3, 5, 8))
     assert looks.after(["worse"]) is None
-
-
-def test_looks_that_were_not_planned_are_refused():
     with pytest.raises(UserError, match=r"taken at \[3, 4\] seeds where \[3, 5\] were planned"):
         Looks.read({"planned": [3, 5], "taken": [3, 4]})
     with pytest.raises(UserError, match="expected rising numbers from 3 on"):
@@ -224,21 +217,14 @@ def test_a_look_that_was_begun_and_lacks_seeds_is_not_taken(seeds):
     assert [begun.within(count).taken for count in (2, 3, 4, 5, 8)] == [(3,)] * 3 + [(3, 5)] * 2
 
 
-def test_power_agrees_with_the_simulated_studies():
+def test_power_agrees_with_the_simulated_studies_and_is_said():
     for seeds in (3, 5, 8):
         stated = power(seeds, row_sd=0.3, dot_sd=0.3, margin=1.0, rows=ROWS)
         assert stated == pytest.approx(rates("seeds")[seeds].decided, abs=0.08)
-
-
-def test_what_is_not_known_before_running_is_said():
-    assert power_sentence((3,), sd=None, margin=1.0, rows=4).startswith(
-        "With 3 seeds and 4 rows, a row equal"
-    )
+    unknown = power_sentence((3,), sd=None, margin=1.0, rows=4)
+    assert unknown.startswith("With 3 seeds and 4 rows, a row equal to dot is decided in ")
     told = power_sentence((3, 5), sd=0.3, margin=1.0, rows=4)
     assert told.startswith("A row equal to dot, one of 4, where seeds spread by 0.3 and the margin")
-
-
-def test_good_seeds_bound_the_rate_of_failing_ones():
     assert [round(100 * failing_rate(n)) for n in (3, 5, 10)] == [63, 45, 26]
 
 
@@ -314,41 +300,28 @@ def test_two_seeds_give_numbers_and_no_verdict():
     assert row.low < -40 < row.high
 
 
-def test_only_seeds_that_dot_has_too_count():
+def test_only_seeds_that_dot_has_too_count_and_only_with_statistics():
     dot, row = accuracy("dot", [0.9, 0.9, 0.9]), accuracy("row", [0.9, 0.9, 0.9])
     other = Measured("row", {7: 50.0, **row.scores}, row.statistics)
     assert compared(dot, other)[0].difference == 0
     assert compared(dot, Measured("row", {7: 50.0}, {})) == []
-
-
-def test_without_statistics_there_is_no_verdict():
-    dot, row = accuracy("dot", [0.9, 0.9, 0.9]), accuracy("row", [0.9, 0.9, 0.9])
     (found,) = compared(dot, Measured("row", row.scores, {}))
     assert (found.word, found.advice) == ("not judged", "no per-example statistics")
 
 
-def test_less_is_better_for_a_language_model():
-    def windows(label, bits):
-        nll = {seed: np.full((50, 4), [value, 1, 1, 1]) for seed, value in enumerate(bits)}
-        scores = {seed: score("bits_per_byte", rows) for seed, rows in nll.items()}
-        return Measured(label, scores, nll)
+def test_less_is_better_for_a_language_model_and_an_infinite_perplexity_is_no_verdict():
+    def windows(label, metric, nll):
+        rows = {seed: np.full((50, 4), [value, 1, 1, 1]) for seed, value in enumerate(nll)}
+        return Measured(label, {seed: score(metric, each) for seed, each in rows.items()}, rows)
 
-    dot, row = windows("dot", [2.0, 2.01, 1.99]), windows("row", [1.5, 1.51, 1.49])
-    (found,) = judge(dot, [row], metric="bits_per_byte", higher_is_better=False)
-    assert found.word == "better"
+    bits, less = "bits_per_byte", {"higher_is_better": False}
+    dot, row = windows("dot", bits, [2.0, 2.01, 1.99]), windows("row", bits, [1.5, 1.51, 1.49])
+    (found,) = judge(dot, [row], metric=bits, **less)
+    assert (found.word, found.margin) == ("better", BITS)
     assert found.difference < 0
-    assert found.margin == BITS
-
-
-def test_an_infinite_perplexity_is_no_verdict_and_no_crash():
-    def windows(label, nll):
-        rows = np.full((50, 4), [nll, 1, 1, 1])
-        value = score("perplexity", rows)
-        return Measured(label, dict.fromkeys((1, 2, 3), value), dict.fromkeys((1, 2, 3), rows))
-
-    rows = [windows("row", 1e4), windows("fine", 2.0)]
-    lost, fine = judge(windows("dot", 2.0), rows, metric="perplexity", higher_is_better=False)
-    assert (lost.word, fine.word) == ("not judged", "no worse")
+    dot, lost, fine = (windows("row", "perplexity", [nll] * 3) for nll in (2.0, 1e4, 2.0))
+    judged = judge(dot, [lost, fine], metric="perplexity", **less)
+    assert [one.word for one in judged] == ["not judged", "no worse"]
 
 
 def test_margins_never_outgrow_the_score():
@@ -440,6 +413,11 @@ def test_the_sentence_on_top():
     )
 
 
+def test_a_dot_that_scores_nothing_has_no_margin_and_no_crash():
+    zero = Comparison("random", 0.0, -1.0, 1.0, 3, 0.0, UNDECIDED, unseen=1.0)
+    assert zero.advice == "dot scores 0, and so does a share of it: set --margin"
+
+
 def test_rows_are_told_apart_by_what_they_hold():
     assert kind_of("random+dense") == "synthetic"
     assert kind_of("R*3,V*3") == "mixed"
@@ -447,11 +425,6 @@ def test_rows_are_told_apart_by_what_they_hold():
     assert kind_of("lightconv*1,dynamicconv*1") == kind_of("lightconv*1,random*1") == "baseline"
     assert kind_of("linformer") == kind_of("lightconv*1,dot*1") == "other"
     assert kind_of("a_later_invention") == "other"
-
-
-def test_a_dot_that_scores_nothing_has_no_margin_and_no_crash():
-    zero = Comparison("random", 0.0, -1.0, 1.0, 3, 0.0, UNDECIDED, unseen=1.0)
-    assert zero.advice == "dot scores 0, and so does a share of it: set --margin"
 
 
 def varied(value, words, closing=()):
