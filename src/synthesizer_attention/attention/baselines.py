@@ -4,8 +4,10 @@ LightConv and DynamicConv make the logits of convolution kernels and nothing els
 
     forward(x) -> logits (B, T, H, W), or (1, 1, H, W) if equal for all tokens
 
-Window, softmax, DropConnect and gates are convolution.py's. Linformer is a whole token mixer.
-Letters as in synthesis.py; W kernel width, R the k of Linformer.
+Convolution makes outputs of them: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
+It runs over the real tokens in their order and skips padding. A sequence is padded with zeros at
+both ends, and the kernel is not renormalized there. Linformer is a whole token mixer. Letters as in
+synthesis.py; W kernel width, P padded length, R the k of Linformer.
 """
 
 from contextlib import nullcontext
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from synthesizer_attention.attention.layer import Cache, Inputs, SyntheticAttention, TokenMixer
+from synthesizer_attention.attention.layer import Inputs, SyntheticAttention, TokenMixer
 from synthesizer_attention.attention.masks import (
     Window,
     check_inputs,
@@ -26,7 +28,7 @@ from synthesizer_attention.attention.masks import (
     without_hidden,
 )
 from synthesizer_attention.attention.registry import spec_of
-from synthesizer_attention.attention.synthesis import Size, resized
+from synthesizer_attention.attention.synthesis import Size, draw_weight, resized
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import (
     RotaryOptions,
@@ -132,7 +134,13 @@ class Convolution(Weightless):
         check_inputs(x, self.size.d_model, self.value, None, past, attention_mask, None)
         attention_mask = None if attention_mask is None else attention_mask[:, past:]
         queue = move_to_front(F.glu(self.value(without_hidden(x, attention_mask))), attention_mask)
-        window = self._window(queue, cache)
+        held = None if cache is None else cache.values
+        if held is None:  # the inputs of all kernel windows: (B, before + T + after, D)
+            window = F.pad(queue.x, (0, 0, self.before, self.after))
+        else:
+            window = torch.cat([held, queue.x], dim=1)
+        if cache is not None:
+            cache.keep(None, _last(window, queue, self.before), x.shape[1])
         weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
         return self.output(move_back(convolve(window, weights), queue))
 
@@ -142,17 +150,6 @@ class Convolution(Weightless):
 
     def extra_repr(self) -> str:
         return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
-
-    def _window(self, queue: "Queue", cache: Cache | None) -> Tensor:
-        """The inputs of all kernel windows: (B, before + T + after, D)."""
-        held = None if cache is None else cache.values
-        if held is None:
-            window = F.pad(queue.x, (0, 0, self.before, self.after))
-        else:
-            window = torch.cat([held, queue.x], dim=1)
-        if cache is not None:
-            cache.keep(None, _last(window, queue, self.before), queue.x.shape[1])
-        return window
 
     def _drop(self, weights: Tensor, length: int) -> Tensor:
         """DropConnect: drop weights at every token; one draw for shared kernels."""
@@ -287,7 +284,7 @@ class Linformer(Weightless):
         """Initialize the length projections so that a full sequence keeps its variance."""
         for projection in (self.project_key, self.project_value):
             if projection is not None:
-                _draw_projection(projection)
+                draw_weight(projection)
 
     def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Project keys and values to k rows, padding left out, and attend to those."""
@@ -310,11 +307,10 @@ class Linformer(Weightless):
     def resize(self, max_len: int) -> None:
         """Grow or crop the length projections."""
         self.size = Size(self.size.d_model, self.size.num_heads, max_len)
-        self.project_key = nn.Parameter(resized(self.project_key, (1,), max_len, _draw_projection))
+        self.project_key = nn.Parameter(resized(self.project_key, (1,), max_len, draw_weight))
         if self.project_value is not None:
-            self.project_value = nn.Parameter(
-                resized(self.project_value, (1,), max_len, _draw_projection)
-            )
+            project_value = resized(self.project_value, (1,), max_len, draw_weight)
+            self.project_value = nn.Parameter(project_value)
 
     def _shorten(
         self, x: Tensor, linear: nn.Linear, projection: Tensor, positions: Tensor
@@ -331,10 +327,6 @@ class Linformer(Weightless):
         short = torch.einsum(f"{rows},bshk->brhk", picked, groups).flatten(-2)
         short = linear(short) if self.share_heads else short
         return short.unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
-
-
-def _draw_projection(projection: Tensor) -> None:
-    nn.init.normal_(projection, std=projection.shape[-2] ** -0.5)
 
 
 Baseline = LightConv | DynamicConv | Linformer

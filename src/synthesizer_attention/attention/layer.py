@@ -14,7 +14,7 @@ the logits of the same sequence alone. Letters as in synthesis.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,33 +53,6 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import RotaryOptions
 
 
-class Cache(Protocol):
-    """What decoding keeps of one layer."""
-
-    values: Tensor | None
-
-    def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
-        ...
-
-    def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
-        """Hold these alone from now on; num_new tokens have passed without update."""
-        ...
-
-    def get_seq_length(self) -> int:
-        """How many tokens have passed."""
-        ...
-
-
-@dataclass
-class Room:
-    """Tensors longer than what is kept, so that a token is added without a copy of all others."""
-
-    keys: Tensor | None
-    values: Tensor
-    kept: Tensor  # the values that were kept last: no other tensor may grow into the rest
-
-
 class ValueCache:
     """Values, and keys only where a dot product needs them; or the last inputs of a convolution."""
 
@@ -88,9 +61,11 @@ class ValueCache:
         self.values: Tensor | None = None
         self.num_tokens = 0  # that have passed, kept or not
         self.is_window = False  # whether only the last of them are kept
-        self.room: Room | None = None
+        # tensors with room for more tokens, and the values in them that were kept last
+        self.room: tuple[Tensor | None, Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor | None, values: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Append keys (B, H, T, d_keys), if there are any, and values (B, H, T, K); return all."""
         self.num_tokens += values.shape[-2]
         if self.values is not None:
             values = torch.cat([self.values, values], dim=-2)
@@ -99,44 +74,28 @@ class ValueCache:
         return keys, values
 
     def keep(self, keys: Tensor | None, values: Tensor, num_new: int = 0) -> None:
+        """Hold these alone from now on; num_new tokens have passed without update."""
         self.keys, self.values, self.is_window, self.room = keys, values, True, None
         self.num_tokens += num_new
 
     def extend(self) -> tuple[Tensor | None, Tensor]:
         """Keep one more token, which the caller writes: all keys and values, for no gradient."""
         assert self.values is not None
-        length, room = self.values.shape[2], self.room
+        length, (keys, values, kept) = self.values.shape[2], self.room or (None, self.values, None)
         # Whatever has put other values here, or a copy of this cache that grew, has its own room.
-        if room is None or room.kept is not self.values or room.values.shape[2] == length:
-            more = max(64, length // 4)
-            keys = None if self.keys is None else lengthened(self.keys, more)
-            room = self.room = Room(keys, lengthened(self.values, more), self.values)
-        self.keys = None if room.keys is None else room.keys[:, :, : length + 1]
-        self.values = room.kept = room.values[:, :, : length + 1]
+        if kept is not self.values or values.shape[2] == length:
+            more = (0, 0, 0, max(64, length // 4))
+            keys = None if self.keys is None else F.pad(self.keys, more)
+            values = F.pad(self.values, more)
+        self.keys = None if keys is None else keys[:, :, : length + 1]
+        self.values = values[:, :, : length + 1]
+        self.room = (keys, values, self.values)
         self.num_tokens += 1
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
+        """How many tokens have passed."""
         return self.num_tokens
-
-
-def lengthened(tokens: Tensor, more: int) -> Tensor:
-    """Keys or values (B, H, S, n), and room for more of them."""
-    batch, heads, length, width = tokens.shape
-    longer = tokens.new_empty(batch, heads, length + more, width)
-    longer[:, :, :length] = tokens
-    return longer
-
-
-def trim(
-    cache: Cache, mask: Tensor | None, keys: Tensor | None, values: Tensor, count: int
-) -> None:
-    """Keep of a cache what a later query's window can reach: the last real tokens."""
-    slots = last_real(mask, values.shape[2], count, values.device)[:, None, :, None]
-    cache.keep(
-        None if keys is None else keys.take_along_dim(slots, dim=2),
-        values.take_along_dim(slots, dim=2),
-    )
 
 
 @dataclass(frozen=True)
@@ -146,7 +105,7 @@ class Inputs:
     attention_mask: Tensor | None = None
     position_ids: Tensor | None = None
     bias: Tensor | None = None
-    cache: Cache | None = None
+    cache: ValueCache | None = None
 
 
 class TokenMixer(nn.Module):
@@ -159,7 +118,7 @@ class TokenMixer(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         bias: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: ValueCache | None = None,
     ) -> Tensor:
         if others:
             raise UserError(
@@ -292,7 +251,10 @@ class SyntheticAttention(TokenMixer):
                 mask, positions, bias = _of_held(inputs, num_keys, values.shape[2], x)
                 source = EXPLICIT
             if isinstance(self.window, int) and values.shape[2] > self.window:
-                trim(cache, mask, keys, values, self.window)
+                # a later query's window reaches the last real tokens alone
+                slots = last_real(mask, values.shape[2], self.window, x.device)[:, None, :, None]
+                held = None if keys is None else keys.take_along_dim(slots, dim=2)
+                cache.keep(held, values.take_along_dim(slots, dim=2))
         if self.unbiased and bias is not None:
             bias = without_heads(bias, self.unbiased, size.num_heads)
         if synthesis.has_last and mask is None:

@@ -230,7 +230,12 @@ def resized(
 
 
 class Rotary:
-    """R_p, for heads of one width."""
+    """Rotary positions: q[i]·k[j] becomes (R_i q[i])·(R_j k[j]) = q[i]·(R_(j-i) k[j]).
+
+    R_p turns feature n together with feature n + W/2 by the angle p base^(-2n/W), for the first W
+    features of a head. Keys are turned before they are cached, queries before any path sees them,
+    so that every path computes a plain dot product.
+    """
 
     def __init__(self, options: RotaryOptions, d_head: int) -> None:
         self.options = options

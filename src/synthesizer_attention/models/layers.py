@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.hook import linear
-from synthesizer_attention.attention.layer import Cache, CrossAttention, Inputs
+from synthesizer_attention.attention.layer import CrossAttention, Inputs, ValueCache
 from synthesizer_attention.attention.synthesis import Size, resized
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import NONE, has_logits, parse_positions
@@ -154,7 +154,7 @@ class Context:
     memory_mask: Tensor | None = None  # (B, S of the memory)
     memory_cache: EncoderDecoderCache | None = None  # keys and values of it, by layer
     keep_weights: bool = False
-    caches: Sequence[Cache] | None = None  # one per layer, or per step of a universal model
+    caches: Sequence[ValueCache] | None = None  # one per layer, or per step of a universal model
 
 
 class Layer(GradientCheckpointingLayer):
@@ -190,7 +190,7 @@ class Layer(GradientCheckpointingLayer):
         self,
         x: Tensor,
         context: Context,
-        cache: Cache | None = None,
+        cache: ValueCache | None = None,
         bias: Tensor | None = None,
         memory: Tensor | None = None,
         index: int = 0,

@@ -230,7 +230,12 @@ def soften(
     rows: slice,
     span: KeySpan,
 ) -> None:
-    """Turn a block's logits into weights; table (heads, rows, width) and offsets (heads, width)."""
+    """weights = softmax(logits + table + offsets) over the keys that a row sees, 0 elsewhere.
+
+    In place, for a block (heads, examples, rows, columns): its columns are the keys of its span,
+    and more where they fill up the period of an outer product. Table (heads, rows, width) and
+    offsets (heads, width) have no batch.
+    """
     width = span.last - span.first
     seen = logits[..., :width]
     if table is not None and visibility.table_rows is None:
@@ -255,7 +260,10 @@ def soften_back(
     table_rows: Tensor | None,
     width: int,
 ) -> None:
-    """Turn the gradient of weights into that of logits; add it to those of table and offsets."""
+    """d logits = weights (d weights - sum over keys of weights d weights), in place of d weights.
+
+    It is added to the gradients of table and offsets.
+    """
     down[..., width:] = 0.0
     torch._softmax_backward_data(down, weights, -1, down.dtype, grad_input=down)
     seen = down[..., :width]

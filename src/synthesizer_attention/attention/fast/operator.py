@@ -138,7 +138,11 @@ def gradients(
     wanted: Sequence[bool],
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of attention(*tensors) that are wanted, each with a graph of its own."""
+    """The gradients of attention(*tensors) that are wanted, each with a graph of its own.
+
+    A fast gradient has no graph. Where one is asked for (create_graph=True), backward writes the
+    attention out and has autograd differentiate that.
+    """
     # as views, so that no tensor's gradient runs on into another that it was made of
     own = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
     pairs = zip(own, wanted, strict=True)
