@@ -42,7 +42,7 @@ gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_triton.py
 
 torture: $(VENV)/ready
-	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/torture.py --seconds 380
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tools/torture.py --seconds 380
 
 hf-suite: $(VENV)/ready
 	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) parameterized

@@ -1,4 +1,4 @@
-"""Trials that are too long for the tests: `python tests/torture.py [damage] [kill] [fuzz]`.
+"""Trials that are too long for the tests: `python tools/torture.py [damage] [kill] [fuzz]`.
 
 damage   every file of a run, a study, an audit, a converted model and their data truncated,
          emptied, flipped, replaced, edited, deleted or made a directory; then the commands on it
