@@ -4,7 +4,7 @@ LightConv and DynamicConv make the logits of convolution kernels and nothing els
 
     forward(x) -> logits (B, T, H, W), or (1, 1, H, W) if equal for all tokens
 
-Convolution makes outputs of them: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
+Convolution makes outputs: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
 It runs over the real tokens in their order and skips padding. A sequence is padded with zeros at
 both ends, and the kernel is not renormalized there. Linformer is a whole token mixer. Letters as in
 synthesis.py; W kernel width, P padded length, R the k of Linformer.
