@@ -78,7 +78,7 @@ def test_what_encodes_and_scores_lies_where_the_key_looks():
     found = set()
     for path in (path for part in PARTS for path in (PACKAGE / part).rglob("*.py")):
         found |= {*re.findall(r"(?:from|import) synthesizer_attention\.(\w+)", path.read_text())}
-    assert found <= {*PARTS, "run", "errors", "untrusted"}
+    assert found <= {*PARTS, "run", "errors"}
 
 
 def test_the_folder_is_the_one_named(monkeypatch, tmp_path):

@@ -209,7 +209,7 @@ def infer_columns(
     names = names_in(sample)
     chosen = dict(given)
     for role, column in given.items():
-        if not _has(names, column):
+        if column not in names and column.partition(".")[2] not in names:  # of a flat copy
             raise UserError(
                 f"data.columns.{role} is '{column}'; the data has the columns {listed(names)}"
             )
@@ -228,11 +228,6 @@ def infer_columns(
         if role not in chosen:
             chosen[role] = _guess(role, free, names, sample)
     return {role: chosen[role] for role in roles}
-
-
-def _has(names: list[str], column: str) -> bool:
-    """Whether the data have a column, or its last part as the column of a flat copy."""
-    return column in names or column.partition(".")[2] in names
 
 
 def _guess(role: str, free: list[str], names: list[str], sample: list[dict[str, Any]]) -> str:
@@ -275,7 +270,13 @@ def cut_splits(hashes: bytes | bytearray, missing: list[str], share: float) -> N
     Splits are cut in the order of the examples' hashes, end to end in `hashes`; equal ones stay
     together. Adding rows moves few others, and an input that occurs twice is never in two splits.
     """
-    ranks = _ranks(hashes)
+    high, low = np.array(memoryview(hashes)).view(">u8").reshape(-1, HASH // 8).T.astype(np.uint64)
+    order = np.lexsort((low, high))
+    high, low = high[order], low[order]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    ranks = np.empty(len(order), dtype=np.int64)  # of each hash among the different ones in order
+    ranks[order] = np.cumsum(begins) - 1
     different = int(ranks.max(initial=-1)) + 1
     if different <= len(missing):
         raise UserError(
@@ -284,18 +285,6 @@ def cut_splits(hashes: bytes | bytearray, missing: list[str], share: float) -> N
         )
     size = min(max(1, round(share * different)), (different - 1) // len(missing))
     return np.where(ranks < size * len(missing), 1 + ranks // size, 0)
-
-
-def _ranks(hashes: bytes | bytearray) -> NDArray[np.int64]:
-    """The place of each hash among the different ones in order."""
-    high, low = np.array(memoryview(hashes)).view(">u8").reshape(-1, HASH // 8).T.astype(np.uint64)
-    order = np.lexsort((low, high))
-    high, low = high[order], low[order]
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.cumsum(begins) - 1
-    return ranks
 
 
 def hash_text(text: str) -> bytes:

@@ -203,10 +203,13 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
         if line != "\n":  # csv passes over blank lines
             break
     lines = itertools.chain(head, lines)
+    first_line = "".join(head[-1:])
+    cut = first_line.strip().split(";")  # between names: as spreadsheets write in Europe
+    semicolons = "," not in first_line and len(cut) > 1 and looks_like_header(cut)
     reader = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         if is_tsv
-        else csv.reader(lines, delimiter=_delimiter("".join(head[-1:])))
+        else csv.reader(lines, delimiter=";" if semicolons else ",")
     )
     try:
         first = next((cells for cells in reader if cells), None)
@@ -229,12 +232,6 @@ def _delimited(file: File, header: bool | None) -> Iterator[Row]:
         raise UserError(
             f"{name} is not a readable table (line {reader.line_num}: {error}); check its format"
         ) from None
-
-
-def _delimiter(first: str) -> str:
-    """The semicolon where names of columns are between some, as spreadsheets write in Europe."""
-    names = first.strip().split(";")
-    return ";" if "," not in first and len(names) > 1 and looks_like_header(names) else ","
 
 
 def looks_like_header(cells: list[str]) -> bool:

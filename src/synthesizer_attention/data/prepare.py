@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.batch import Ragged
@@ -126,8 +126,7 @@ def tokenizer_texts(
     return [train.column(column, step) for column in columns]
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """How long one field may be, which key says so, and which end is kept."""
 
     length: int
@@ -167,15 +166,14 @@ class Fitter:
             dropped = self._fit(split, chunk, encoded, counts)
             kept[[begin + index for index in dropped]] = False
             begin += len(chunk)
-            for side, lists in zip(sides, _without(encoded, dropped), strict=True):
-                side.append(lists)
+            for side, lists in zip(sides, encoded, strict=True):
+                side.append([ids for i, ids in enumerate(lists) if i not in dropped])
         if not kept.any():
             raise UserError(f"no example of {split} is left; see data.overlong and model.max_len")
         if counts:
             self.report[split] = dict(counts)
         self.longest[split] = int(np.quantile(lengths, 0.99, method="higher"))
-        whole = [side.ragged() for side in sides]
-        return whole, examples if kept.all() else examples.take(kept)
+        return [s.ragged() for s in sides], examples if kept.all() else examples.take(kept)
 
     def _fit(
         self, split: str, chunk: list[Fields], encoded: list[list[list[int]]], counts: Counter[str]
@@ -204,12 +202,6 @@ class Fitter:
         return dropped
 
 
-def _without(encoded: list[list[list[int]]], dropped: set[int]) -> list[list[list[int]]]:
-    if not dropped:
-        return encoded
-    return [[ids for i, ids in enumerate(side) if i not in dropped] for side in encoded]
-
-
 def truncate(tokens: list[int], limit: Limit, eos: int) -> list[int]:
     """Cut to the limit, keeping the closing token if there is one, and the end where asked."""
     closing = tokens[-1:] if tokens[-1] == eos else []
@@ -231,14 +223,16 @@ def prepare(
 ) -> tuple[PreTrainedTokenizerFast, Entry]:
     """Build a recipe's tokenizer and encoded data, or take both from the cache.
 
-    `build` gets the tokenizer to use, or None to train one.
+    `build` gets the tokenizer to use, or None to train one: that of the folder asked for, that the
+    recipe names, or that of the run it starts from.
     """
     source = source or open_source(recipe.data, data_folder())
-    given = given_tokenizer(recipe, tokenizer_dir)
+    start = Path(recipe.train.start_from) / "model" if recipe.train.start_from else None
+    folder = tokenizer_dir or recipe.text.tokenizer or start
+    given = trained = load_tokenizer(folder) if folder else None
     settings = recipe.model_dump_json(include={"task", "data", "text"})
     lengths = f"{recipe.model.max_len} {recipe.model.decoder_max_len}"
     words = [settings, lengths, source.fingerprint, fingerprint(given) if given else ""]
-    trained = given
 
     def encoded() -> Entry:
         nonlocal trained
@@ -246,38 +240,17 @@ def prepare(
         text = None if given else trained.backend_tokenizer.to_str()
         if not recipe.data.streaming:
             source.check_unchanged()
-        report = {"unknown_tokens": _count_unknown(entry, trained.unk_token_id)}
+        counts = {  # of tokens that a tokenizer of words did not know, of each list
+            name.removesuffix(".flat"): sum(
+                int(np.count_nonzero(ids[begin : begin + 2**20] == trained.unk_token_id))
+                for begin in range(0, len(ids), 2**20)
+            )
+            for name, ids in entry.arrays.items()
+            if ids.dtype == np.int32
+        }
+        report = {"unknown_tokens": {name: count for name, count in counts.items() if count}}
         entry.meta["report"] |= report | {"identity": source.identity}
         return Entry(entry.arrays, {**entry.meta, "tokenizer": text})
 
     entry = fetch(cache_folder(), cache_key(*words), encoded)
-    return trained or load_text(entry.meta["tokenizer"]), entry
-
-
-def _count_unknown(entry: Entry, unknown: int | None) -> dict[str, int]:
-    """How many tokens of each list a tokenizer of words did not know."""
-    ids = {name: array for name, array in entry.arrays.items() if array.dtype == np.int32}
-    counts = {
-        name.removesuffix(".flat"): sum(
-            int(np.count_nonzero(array[begin : begin + 2**20] == unknown))
-            for begin in range(0, len(array), 2**20)
-        )
-        for name, array in ids.items()
-    }
-    return {name: count for name, count in counts.items() if count}
-
-
-def given_tokenizer(
-    recipe: Recipe, tokenizer_dir: str | Path | None
-) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a folder: as asked, as the recipe names it, or of the run it starts from."""
-    start = Path(recipe.train.start_from) / "model" if recipe.train.start_from else None
-    folder = tokenizer_dir or recipe.text.tokenizer or start
-    return load_tokenizer(folder) if folder else None
-
-
-def load_text(text: str) -> PreTrainedTokenizerFast:
-    """A tokenizer from its JSON."""
-    from tokenizers import Tokenizer
-
-    return wrap(Tokenizer.from_str(text))
+    return trained or wrap(Tokenizer.from_str(entry.meta["tokenizer"])), entry

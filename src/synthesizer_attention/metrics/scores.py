@@ -7,24 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics import text
-from synthesizer_attention.metrics.labels import (
-    Statistics,
-    Total,
-    accuracy_statistics,
-    confusion_statistics,
-    correlation_from_statistics,
-    f1_from_statistics,
-    macro_f1_from_statistics,
-    matthews_from_statistics,
-    percent_from_statistics,
-    require_examples,
-)
-from synthesizer_attention.metrics.language_model import (
-    bits_per_byte_from_statistics,
-    perplexity_from_statistics,
-    word_perplexity_from_statistics,
-)
+from synthesizer_attention.metrics import labels, language_model, text
+from synthesizer_attention.metrics.labels import Statistics, Total, percent_from_statistics
 
 Measure = Callable[[Any, Any, Any], Statistics]
 Sign = Callable[[Any, Any], str]
@@ -87,9 +71,9 @@ METRICS = {
         measure=_of_two(text.chrf_statistics),
         sign=lambda references, _: text.sacrebleu_signature(references, None),
     ),
-    "perplexity": _loss(perplexity_from_statistics),
-    "word_perplexity": _loss(word_perplexity_from_statistics),
-    "bits_per_byte": _loss(bits_per_byte_from_statistics),
+    "perplexity": _loss(language_model.perplexity_from_statistics),
+    "word_perplexity": _loss(language_model.word_perplexity_from_statistics),
+    "bits_per_byte": _loss(language_model.bits_per_byte_from_statistics),
     "rouge1": _rouge("rouge1"),
     "rouge2": _rouge("rouge2"),
     "rougeL": _rouge("rougeL", "dialogue"),
@@ -111,25 +95,25 @@ METRICS = {
         sign=lambda _, vectors: text.vectors_signature(vectors),
     ),
     "accuracy": _percent(
-        "accuracy, %", tasks=("classification",), measure=_of_two(accuracy_statistics)
+        "accuracy, %", tasks=("classification",), measure=_of_two(labels.accuracy_statistics)
     ),
     "accuracy_matched": _percent(),
     "accuracy_mismatched": _percent(),
     "token_accuracy": _percent("token accuracy, %"),
     "exact_match": _percent(),
     "token_f1": _percent(),
-    "matthews": Metric(matthews_from_statistics),
-    "f1": Metric(f1_from_statistics),
-    "f1a": Metric(f1_from_statistics),
+    "matthews": Metric(labels.matthews_from_statistics),
+    "f1": Metric(labels.f1_from_statistics),
+    "f1a": Metric(labels.f1_from_statistics),
     "macro_f1": Metric(
-        macro_f1_from_statistics,
+        labels.macro_f1_from_statistics,
         tasks=("classification",),
-        measure=lambda predictions, targets, labels: confusion_statistics(
-            predictions, targets, num_labels=labels
+        measure=lambda predictions, targets, count: labels.confusion_statistics(
+            predictions, targets, num_labels=count
         ),
     ),
-    "pearson": Metric(correlation_from_statistics),
-    "spearman": Metric(correlation_from_statistics),
+    "pearson": Metric(labels.correlation_from_statistics),
+    "spearman": Metric(labels.correlation_from_statistics),
 }
 """Every metric. Add your own here: reports show it and verdicts judge it by this line alone."""
 
@@ -154,5 +138,5 @@ def score(name: str, statistics: Statistics) -> float:
     """The metric called name over all rows of its statistics."""
     if name not in METRICS:
         raise UserError(f"unknown metric '{name}'; choose from {', '.join(METRICS)}")
-    require_examples(len(statistics))
+    labels.require_examples(len(statistics))
     return METRICS[name].score(statistics.sum(axis=0, dtype=np.float64))  # a file's are float32

@@ -17,20 +17,8 @@ from synthesizer_attention.data.prepare import Fitter, tokenizer_texts
 from synthesizer_attention.data.sources import Mixture, Source, data_folder, open_source
 from synthesizer_attention.data.tokenizer import NUM_SENTINELS, Template, train_tokenizer
 from synthesizer_attention.errors import UserError, listed
-from synthesizer_attention.metrics.glue import (
-    SUITES,
-    multirc_statistics,
-    record_statistics,
-    suite_average,
-)
-from synthesizer_attention.metrics.labels import (
-    DOCUMENTS,
-    NO_LABEL,
-    accuracy_statistics,
-    confusion_statistics,
-    pearson_statistics,
-    spearman_statistics,
-)
+from synthesizer_attention.metrics import glue, labels
+from synthesizer_attention.metrics.labels import DOCUMENTS, accuracy_statistics
 from synthesizer_attention.metrics.scores import base_metric, score
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.tasks.glue import WORDINGS, Member, number_of, same_referent
@@ -74,10 +62,10 @@ class TextToText(PairTask):
             for metric, table in judge(self._members[name], mine).items():
                 statistics[f"{name}_{metric}"] = table
         metrics = {key: score(base_metric(key), table) for key, table in statistics.items()}
-        averages = {suite: suite_average(suite, metrics) for suite in SUITES}
+        averages = {suite: glue.suite_average(suite, metrics) for suite in glue.SUITES}
         metrics |= {suite: value for suite, value in averages.items() if value is not None}
         right = np.array([self._is_right(*row) for row in rows], dtype=np.float64)
-        counts = {name: sum(row[0] == name for row in rows) for name in names}
+        counts = Counter(row[0] for row in rows)
         weights = np.array([1 / counts[row[0]] for row in rows])
         statistics["accuracy"] = np.column_stack([right * weights, weights])
         keys = [_document(*row[:2]) or f"{place}" for place, row in enumerate(chosen)]
@@ -223,7 +211,7 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
     """Statistics of a task's official metrics from rows of group, prompt, answers and output."""
     groups, _, answers, outputs = (list(column) for column in zip(*rows, strict=True))
     if member.name in ("record", "squad"):
-        return record_statistics(outputs, answers)
+        return glue.record_statistics(outputs, answers)
     pairs = [(text, each[0]) for text, each in zip(outputs, answers, strict=True)]
     if member.name == "dpr":
         return {"accuracy": accuracy_statistics([a == b for a, b in pairs], [True] * len(pairs))}
@@ -234,26 +222,25 @@ def judge(member: Member, rows: list[tuple[str, str, list[str], str]]) -> dict[s
         numbers = [number_of(text) for text in outputs]
         targets = [float(answer[0]) for answer in answers]
         return {
-            "pearson": pearson_statistics(numbers, targets),
-            "spearman": spearman_statistics(numbers, targets),
+            "pearson": labels.pearson_statistics(numbers, targets),
+            "spearman": labels.spearman_statistics(numbers, targets),
         }
     known = {answer: number for number, answer in enumerate(member.answers)}
-    predictions = [known.get(text, NO_LABEL) for text in outputs]
-    labels = [known[answer[0]] for answer in answers]
+    predictions = [known.get(text, labels.NO_LABEL) for text in outputs]
+    meant = [known[answer[0]] for answer in answers]
     if member.name == "multirc":
-        return multirc_statistics(predictions, labels, groups)
+        return glue.multirc_statistics(predictions, meant, groups)
     if member.name == "mnli":
-        halves = {half: [i for i, group in enumerate(groups) if group.endswith(half)]
-                  for half in ("_matched", "_mismatched")}  # fmt: skip
+        both = list(zip(predictions, meant, groups, strict=True))
         return {
             f"accuracy{half}": accuracy_statistics(
-                [predictions[i] for i in indices], [labels[i] for i in indices]
+                *zip(*((p, t) for p, t, group in both if group.endswith(half)), strict=True)
             )
-            for half, indices in halves.items()
+            for half in ("_matched", "_mismatched")
         }
-    confusion = confusion_statistics(predictions, labels, num_labels=len(member.answers))
-    accuracy = accuracy_statistics(predictions, labels)
-    names = SUITES[member.suite][member.name]
+    confusion = labels.confusion_statistics(predictions, meant, num_labels=len(member.answers))
+    accuracy = accuracy_statistics(predictions, meant)
+    names = glue.SUITES[member.suite][member.name]
     return {name: accuracy if name == "accuracy" else confusion for name in names}
 
 
