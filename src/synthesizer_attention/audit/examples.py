@@ -328,12 +328,18 @@ def found_path(path: Path, what: str) -> Path:
     return path
 
 
+def rows_of(path: Path, what: str) -> list[Row]:
+    """The rows of a file that can be read; a file without any is refused."""
+    rows = [row for row in File(path).rows(None) if not row.fault]
+    if not rows:
+        raise UserError(f"{path} holds no rows; expected {what}")
+    return rows
+
+
 def read_examples(path: Path, metric: str) -> list[Example]:
     """The rows of a file that the metric can use."""
     path = found_path(path, "a file of texts")
-    rows = [row for row in File(path).rows(None) if not row.fault]
-    if not rows:
-        raise UserError(f"{path} holds no rows; expected texts, one a line or row")
+    rows = rows_of(path, "texts, one a line or row")
     texts, target = _columns(rows[:100], metric, path)
     for row in rows:
         try:

@@ -33,12 +33,13 @@ from synthesizer_attention.audit.examples import (
     decoder_row,
     found_path,
     pad,
+    rows_of,
     target_tokens,
 )
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import IMAGES, Reader, reads_targets
 from synthesizer_attention.data.columns import NAMES
-from synthesizer_attention.data.files import File, files_below
+from synthesizer_attention.data.files import files_below
 from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.run.files import check_regular_file
 
@@ -81,9 +82,7 @@ def _folder(folder: Path, kind: str) -> list[Example]:
 
 
 def _table(path: Path, metric: str, reader: Reader) -> list[Example]:
-    rows = [row for row in File(path).rows(None) if not row.fault]
-    if not rows:
-        raise UserError(f"{path} holds no rows; expected {reader.kind}, one a row")
+    rows = rows_of(path, f"{reader.kind}, one a row")
     names, how = list(rows[0].fields), METRICS[metric]
     column = _column(names, COLUMNS[reader.kind], path, reader.kind)
     right = ""
