@@ -1,5 +1,6 @@
 """Chromium without a window, driven over its debugging pipe: what a page does in it."""
 
+import atexit
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --remote-debugging-pipe "
     "--disable-background-networking --disable-component-update"
 )
-PATIENCE = 120.0  # seconds for all of it
+PATIENCE = 120.0  # seconds for a page
 COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -29,12 +30,21 @@ class Seen:
 
 
 def look(page, profile, *, width, scheme, ask=()):
-    """Open a file in a window of this width and colour scheme; then evaluate what is asked."""
-    browser = _Browser(profile)
+    """Open a file in a window of this width and colour scheme; then evaluate what is asked.
+
+    One browser serves a whole test run, in the profile of the first page; each page has a context.
+    """
+    if not _Browser.running or _Browser.running.process.poll() is not None:
+        _Browser.running = _Browser(profile)
+        atexit.register(_Browser.running.close)
+    browser = _Browser.running
+    watch = threading.Timer(PATIENCE, browser.process.kill)
+    watch.start()
     try:
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
-        session = attached["sessionId"]
+        context = browser.call("Target.createBrowserContext")["browserContextId"]
+        target = browser.call("Target.createTarget", url="about:blank", browserContextId=context)
+        session = browser.call("Target.attachToTarget", flatten=True, **target)["sessionId"]
+        browser.events.clear()
         for domain in ("Page", "Network", "Runtime", "Log"):
             browser.call(f"{domain}.enable", session)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -43,21 +53,23 @@ def look(page, profile, *, width, scheme, ask=()):
         browser.call("Emulation.setEmulatedMedia", session, features=wish)
         browser.call("Page.navigate", session, url=page.as_uri())
         browser.wait_for("Page.loadEventFired")
-        seen = Seen()
-        seen.text = browser.evaluate(session, "document.body.innerText")
-        seen.width = browser.evaluate(session, "document.documentElement.scrollWidth")
-        seen.answers = [browser.evaluate(session, expression) for expression in ask]
+        expressions = ("document.body.innerText", "document.documentElement.scrollWidth", *ask)
+        text, taken, *answers = (browser.evaluate(session, one) for one in expressions)
+        seen = Seen(text, taken, answers)
         for event in browser.events:
             if event["method"] == "Network.requestWillBeSent":
                 seen.requests.append(event["params"]["request"]["url"])
             elif event["method"] in COMPLAINTS:
                 seen.complaints.append(event["params"])
+        browser.call("Target.disposeBrowserContext", browserContextId=context)
         return seen
     finally:
-        browser.close()
+        watch.cancel()
 
 
 class _Browser:
+    running = None
+
     def __init__(self, profile):
         (theirs_in, self._out), (self._in, theirs_out) = os.pipe(), os.pipe()
 
@@ -66,14 +78,12 @@ class _Browser:
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [PATH, *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"],
             preexec_fn=take_pipes, close_fds=False, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
-        self._watch = threading.Timer(PATIENCE, self._process.kill)
-        self._watch.start()
         self._rest, self._calls, self.events = b"", 0, []
 
     def call(self, method, session=None, **params):
@@ -94,9 +104,8 @@ class _Browser:
             self.events.append(self._read())
 
     def close(self):
-        self._process.terminate()
-        self._process.wait()
-        self._watch.cancel()
+        self.process.terminate()
+        self.process.wait()
         os.close(self._in)
         os.close(self._out)
 

@@ -1,75 +1,242 @@
-"""What the committed comparisons say, judged anew from their records."""
+"""What the committed records say, judged anew; the pages made of them; what the paper reports."""
 
 import csv
 import json
 import runpy
+import shutil
+import sys
+import tomllib
+import zipfile
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from synthesizer_attention.audit.cost import Point, most_heads, sentence
+from synthesizer_attention.metrics.glue import GLUE
 from synthesizer_attention.report.load import read_run
 from synthesizer_attention.report.notes import notes
+from synthesizer_attention.report.tables import COLUMNS, paper_tables
 from synthesizer_attention.report.write import summarize_all, text_of
-from synthesizer_attention.run.recipe import load_recipe
+from synthesizer_attention.run.recipe import load_recipe, paper, recipe_names
 from synthesizer_attention.run.records import opened
+from synthesizer_attention.spec import normalize_spec
+from synthesizer_attention.study.rows import make_row, size_control
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import claims
+import performance
+import recipes
+import results
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results"
-STUDIES = sorted(path.stem for path in RESULTS.glob("*.zip"))
+RESULTS = Path("results")
+STUDIES = sorted(path.stem for path in (ROOT / RESULTS).glob("*.zip"))
+STALE = "the records or the tables changed: run python tools/results.py and commit what it writes"
+
+results.summarize_all = lambda paths: _summarized(*paths)  # once for all tests
 
 
-def verdicts(name):
-    (summary,) = summarize_all([RESULTS / f"{name}.zip"])
-    assert all(len(line.scores) == 3 for line in summary.lines)
-    return {line.row.label: line.comparison.word for line in summary.lines if line.comparison}
+@cache
+def _summarized(path):
+    return summarize_all([path])
 
 
-def test_positions_solve_shift_whatever_dot_they_are_measured_by():
-    words = verdicts("shift")
-    assert words["random"] == words["random+dot"] == "no worse"
-    assert words["none"] == "worse"
-    (summary,) = summarize_all([RESULTS / "shift.zip"])
-    assert "WEAK" not in "\n".join(notes(summary))  # sinusoids were searched beside two others
+def summarized(name):
+    (summary,) = _summarized(RESULTS / f"{name}.zip")
+    return summary
 
 
-def test_a_table_fetches_as_many_distances_as_it_has_heads():
-    (summary,) = summarize_all([RESULTS / "distance-copying.zip"])
-    lines = {line.row.label: line for line in summary.lines}
-    assert lines["random, difficulty 4"].mean > 99  # four heads
-    assert lines["random, difficulty 8"].comparison.word == "worse"
-    for name in ("dot", "random+dot"):
-        assert lines[f"{name}, difficulty 8"].mean == 100
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch):
+    """Reports name runs by paths from here."""
+    monkeypatch.chdir(ROOT)
 
 
-def test_recall_needs_content_so_random_is_worse_than_dot():
-    words = verdicts("recall")
-    assert words["random"] == words["dense"] == words["none"] == "worse"
-    assert words["random+dot"] != "worse"
+def tables(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_grammar_ende_needs_self_attention_of_any_kind():
-    (summary,) = summarize_all([RESULTS / "grammar-ende.zip"])
-    lines = {line.row.label: line for line in summary.lines}
-    assert summary.opponent.label == "dot, sinusoidal+rotary"
-    assert summary.opponent.label in lines
-    assert lines["dot"].mean >= 90
-    assert lines["dot"].comparison.word == "worse"  # sinusoids alone: the opponent of older records
-    assert lines["none"].mean <= 70
-    assert lines["none"].comparison.word == "worse"
-    assert lines["random"].comparison.word != "worse"
-    assert "Without any network, a word-by-word dictionary" in "\n".join(notes(summary))
+@pytest.fixture
+def found():
+    return results.summaries(RESULTS)
 
 
-def test_pairs_of_sentences_need_dot_product():
-    (summary,) = summarize_all([RESULTS / "pairs.zip"])
-    assert summary.opponent.label == "dot, sinusoidal+relative, equal_qk_init=true"
-    assert summary.answer.startswith("Yes: on paraphrases all 4 rows without dot product are worse")
-    lines = {line.row.label: line for line in summary.lines}
-    assert lines["random"].mean < lines["dot"].mean < lines["random+dot"].mean
-    assert lines["dot, sinusoidal+relative"].comparison.word == "worse"  # drawn apart
+def test_the_readmes_table_is_generated(found):
+    readme = (ROOT / "README.md").read_text()
+    assert results.with_table(readme, results.main_table(found)) == readme, STALE
+
+
+def test_the_tables_of_the_page_are_generated(found):
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert tables(results.page(found)) == tables(page), STALE
+    for name, summary in found.items():
+        for file in results.pictures(name, summary):
+            assert (ROOT / "docs" / "images" / file).exists(), STALE
+            assert f"(images/{file})" in page
+
+
+def test_a_study_appears_once_its_records_are_committed(tmp_path):
+    shutil.copy(RESULTS / "shift.zip", tmp_path / "dialogue.zip")
+    (tmp_path / "bench").mkdir()
+    zipfile.ZipFile(tmp_path / "empty.zip", "w").close()
+    found = results.summaries(tmp_path)
+    assert list(found) == ["dialogue"]
+    page = results.page(found, tmp_path)
+    own = results.results_table(found["dialogue"])
+    assert f"## Dialogue: DailyDialog\n\n**{found['dialogue'].answer}**" in page.replace("\\", "")
+    assert own in page
+    assert own in (ROOT / "docs" / "results.md").read_text(), STALE  # as of the record itself
+    assert "Not run: dense+dot." in page
+    assert "## Language modelling: WikiText-2\n\nNot run: dot, fixed_random" in page
+    line = next(line for line in tables(page) if "worst in dialogue" in line)
+    assert "| dialogue | undecided at this scale | |" in line.replace("|  |", "| |")
+    assert "| Table 3 | summarization | not run |" in page
+
+
+def test_words_decide_a_claim():
+    yes, no = ("better", "no worse"), ("worse",)
+    assert claims.decide({"a": "better", "b": "no worse"}, yes, no, 2) == claims.HOLDS
+    assert claims.decide({"a": "better", "b": "worse"}, yes, no, 2) == claims.FAILS
+    assert claims.decide({"a": "better", "b": "undecided"}, yes, no, 2) == claims.OPEN
+    assert claims.decide({"a": "better"}, yes, no, 2) == claims.OPEN, "a row was not run"
+    assert claims.decide({}, yes, no, 2) == claims.NOT_RUN
+
+
+def test_recall_contradicts_and_confirms_claims(found):
+    recall = found["recall"]
+    assert claims.near("random", "dense")(recall)[0] == claims.FAILS
+    assert claims.behind("random", "dense")(recall)[0] == claims.HOLDS
+    word, said = claims.all_of(claims.behind("random"), claims.ahead(["dot"], "dense"))(recall)
+    assert word == claims.HOLDS
+    assert said == "random worse (against dot); dot better (against dense)"
+
+
+def test_claims_are_judged_by_the_papers_dot_and_by_the_best_one(found):
+    """Random beats sinusoidal dot on python-docs, and not the dot product that a search chose."""
+    study = found["python-docs"]
+    best = study.dot_name
+    assert best == "dot, sinusoidal+relative"
+    weak, strong = (claims.behind("random")(study, dot) for dot in (claims.DOT, best))
+    assert weak == (claims.FAILS, "random better (against dot)")
+    assert strong == (claims.HOLDS, f"random worse (against {best})")
+    lines = claims.judge_claims({"python-docs": study}, RESULTS / "bench")
+    pure = next(line for line in lines if line[0].startswith("Pure Synthesizers are behind"))
+    assert pure[3:5] == [claims.FAILS, claims.OPEN]
+    assert pure[5].endswith("; not run: factorized_dense, random+dense")
+    heads = next(line for line in lines if "several heads" in line[0])
+    assert heads[3:] == [claims.NOT_RUN, "", ""]
+
+
+def test_a_claim_takes_the_row_with_most_of_the_best_dots_settings(found):
+    """Tables have its positions, and no start of queries and keys to share."""
+    pairs = found["pairs"]
+    best = pairs.opponent.label
+    assert best == "dot, sinusoidal+relative, equal_qk_init=true"
+    labels = [claims.row_of(pairs, spec, best).label for spec in ("random+dot", "random", "dense")]
+    assert labels == [
+        "random+dot" + best.removeprefix("dot"),
+        "random, sinusoidal+relative",
+        "dense",
+    ]
+    assert claims.row_of(pairs, "random").label == "random"
+    assert claims.row_of(pairs, "linformer", best) is None
+
+
+def test_a_convolution_is_explained_by_its_offsets_and_a_table_of_noise_is_not():
+    rng, size = np.random.default_rng(0), 40
+    offsets = np.arange(size)[None] - np.arange(size)[:, None]
+    kernel = np.exp(-np.abs(offsets + 2.0))
+    noise = rng.random((size, size)) ** 8
+
+    def causal(weights):
+        visible = np.where(offsets <= 0, weights, 0)
+        return np.round(255 * visible / visible.sum(1, keepdims=True)).astype(np.uint8)
+
+    assert results.by_offset(causal(kernel)) > 0.95
+    assert results.by_offset(causal(noise)) < 0.3
+    assert results.by_offset(np.round(255 * kernel).astype(np.uint8)) > 0.95
+    assert results.by_offset(np.zeros((9, 9), dtype=np.uint8)) is None
+
+
+def test_the_tables_of_the_performance_page_are_generated():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert performance.filled(page) == page, "run python tools/performance.py and commit the page"
+
+
+def test_the_page_of_recipe_keys_is_generated_and_says_what_each_is_for():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert recipes.page() == page, "run python tools/recipes.py and commit the page"
+    assert " None |" not in page
+
+
+def bench_row(variant, seconds, **others):
+    row = {"variant": variant, "mode": "train", "view": "causal", "length": 64, "threads": 1}
+    spread = {"speed": 1.0, "speed_low": 0.9, "speed_high": 1.1, "flops": 10, "peak_bytes": 8}
+    return row | spread | {"best_seconds": seconds} | others
+
+
+def test_goals_are_met_or_missed_by_the_best_rounds(tmp_path):
+    rows = [bench_row("dot", 2.0), bench_row("random", 1.0), bench_row("dense", 4.0)]
+    record = {"rows": rows, "plan": {"d_model": 64}}
+    (tmp_path / "small-sublayer").mkdir()
+    (tmp_path / "small-sublayer" / "bench.json").write_text(json.dumps(record))
+    lines = [line for line in performance.goals(tmp_path).splitlines() if "width 64 |" in line]
+    met, missed, absent = (
+        next(line for line in lines if f"`{name}`" in line)
+        for name in ("random", "dense", "random+dot")
+    )
+    assert "| 2 | 2.00 | 0.90 to 1.10 | 2.07 | met |" in met  # 31 D^2 over 15 D^2
+    assert "| 0.50 |" in missed
+    assert "**missed**" in missed
+    assert "not measured" in absent
+
+
+# Verdicts of single studies.
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shift", {"random": "no worse", "random+dot": "no worse", "none": "worse"}),
+        ("recall", {"random": "worse", "dense": "worse", "none": "worse"}),
+        ("distance-copying", {"random, difficulty 8": "worse"}),  # four heads
+        ("grammar-ende", {"dot": "worse", "none": "worse"}),  # sinusoids: older records' opponent
+        ("pairs", {"dot, sinusoidal+relative": "worse"}),  # drawn apart
+    ],
+)
+def test_a_record_has_these_verdicts(name, words):
+    lines = {line.row.label: line for line in summarized(name).lines}
+    assert {label: lines[label].comparison.word for label in words} == words
+
+
+def test_records_show_what_the_docs_say():
+    means, said = {}, {}
+    for name in ("distance-copying", "grammar-ende", "pairs", "shift", "recall"):
+        summary = summarized(name)
+        means[name] = {line.row.label: line.mean for line in summary.lines}
+        said[name] = "\n".join(notes(summary))
+    copying, grammar, pairs = (means[n] for n in ("distance-copying", "grammar-ende", "pairs"))
+    assert copying["random, difficulty 4"] > 99
+    assert copying["dot, difficulty 8"] == copying["random+dot, difficulty 8"] == 100
+    assert grammar["none"] <= 70 < 90 <= grammar["dot"]
+    assert pairs["random"] < pairs["dot"] < pairs["random+dot"]
+    assert "WEAK" not in said["shift"]  # sinusoids were searched beside two others
+    assert "Without any network, a word-by-word dictionary" in said["grammar-ende"]
+    opponents = {name: summarized(name).opponent.label for name in ("grammar-ende", "pairs")}
+    assert opponents["grammar-ende"] == "dot, sinusoidal+rotary"
+    assert opponents["pairs"] == "dot, sinusoidal+relative, equal_qk_init=true"
+    answer = summarized("pairs").answer
+    assert answer.startswith("Yes: on paraphrases all 4 rows without dot product are worse")
+    words = {line.row.label: line.comparison for line in summarized("recall").lines}
+    assert words["random+dot"].word != "worse"
+    (line,) = [x for x in summarized("grammar-ende-sinusoidal").lines if x.row.label == "universal"]
+    assert line.paper_name == "Universal Transformer"
+    assert line.state.startswith("left out: universal=True with num_layers=1")
 
 
 def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monkeypatch):
@@ -98,34 +265,24 @@ def test_pairs_are_balanced_and_share_no_sentence_between_splits(tmp_path, monke
     assert load_recipe(tmp_path / "pairs" / "paraphrases.toml").name == "paraphrases"
 
 
-@pytest.fixture(scope="module")
-def folders():
-    """Every packed study as a folder."""
-    assert len(STUDIES) >= 30
-    return [opened(RESULTS / f"{name}.zip") for name in STUDIES]
-
-
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_report_beside_a_packed_study_is_what_its_records_say(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    written = text_of(summarize_all([Path("results") / f"{name}.zip"]))
+def test_the_report_beside_a_packed_study_is_what_its_records_say(name):
+    written = text_of(_summarized(RESULTS / f"{name}.zip"))
     stale = f"run python tools/pack.py results/{name}.zip and commit results/{name}.md"
     assert written == (RESULTS / f"{name}.md").read_text(), stale
 
 
-def test_every_committed_run_is_read_from_its_record_alone(folders):
-    runs = [path.parent for folder in folders for path in folder.rglob("result.json")]
-    assert len(runs) > 1000
-    assert {str(run): trouble for run in runs if (trouble := read_run(run).trouble)} == {}
-
-
-def test_records_come_from_clean_commits_but_for_those_the_page_names(folders):
-    """Runs of a tree with uncommitted changes cannot be made again; old ones are listed."""
+def test_every_committed_run_is_read_from_its_record_alone_and_comes_from_a_clean_commit():
+    """Runs of a tree with uncommitted changes cannot be made again; the page lists old ones."""
     named = (RESULTS / "README.md").read_text().split("uncommitted changes: ")[1].split(".")[0]
-    for folder in folders:
-        for path in folder.rglob("result.json"):
-            dirty = json.loads(path.read_text())["commit"].endswith("-dirty")
-            assert not dirty or f"`{folder.name}`" in named, path
+    folders = [opened(RESULTS / f"{name}.zip") for name in STUDIES]
+    runs = [(home.name, path) for home in folders for path in home.rglob("result.json")]
+    assert len(folders) >= 30
+    assert len(runs) > 1000
+    for name, path in runs:
+        assert read_run(path.parent).trouble is None, path
+        dirty = json.loads(path.read_text())["commit"].endswith("-dirty")
+        assert not dirty or f"`{name}`" in named, path
 
 
 def test_records_are_few_and_small():
@@ -134,13 +291,6 @@ def test_records_are_few_and_small():
     assert len(files) <= 150
     assert sum(path.stat().st_size for path in files) < 45_000_000
     assert {path.name.split(".")[0] for path in RESULTS.glob("*.md")} == {*STUDIES, "README"}
-
-
-def test_a_row_that_was_left_out_keeps_its_name():
-    (summary,) = summarize_all([RESULTS / "grammar-ende-sinusoidal.zip"])
-    (line,) = [line for line in summary.lines if line.row.label == "universal"]
-    assert line.paper_name == "Universal Transformer"
-    assert line.state.startswith("left out: universal=True with num_layers=1")
 
 
 def test_the_audit_of_minilm_says_what_its_curve_shows():
@@ -180,3 +330,57 @@ def test_the_audit_of_gemma_says_what_its_curve_shows():
     assert best.replaced == 12
     assert sentence(best, 72, record["margin"], record["metric"]) == record["sentence"]
     assert record["most_moved"] == []  # no text of the data set
+
+
+# The paper.
+
+
+def test_published_numbers_are_printed_as_published():
+    (ours, rerun) = paper_tables("mt-wmt14-ende", ["dot", "random"])
+    rows = {row[0]: row[1:] for row in ours.rows}
+    assert rows["Synthesizer Factorized Random"] == ("\N{EN DASH}", "61M", "27.30")
+    assert rows["Synthesizer Random"] == ("random", "67M", "27.27")
+    assert "transcription" in ours.source
+    assert "Narang" in rerun.source
+
+
+def test_the_control_of_a_study_stands_beside_the_papers():
+    recipe = load_recipe("tiny-wikitext2")
+    control = size_control(make_row("dot", {}, recipe), recipe).label
+    (ours, _) = paper_tables("mt-wmt14-ende", ["dot", "random+dot", control])
+    rows = {row[0]: row[1] for row in ours.rows}
+    assert rows["Transformer (Control)"] == control == "dot, as large as random+dot"
+    assert rows["Transformer (our run)"] == "dot"
+
+
+def test_of_the_linformer_comparison_what_is_known_is_shown():
+    (table,) = paper_tables("classification-agnews", ["dot", "linformer"])
+    assert [row[-1] for row in table.rows] == ["89.1"]
+    assert "nor the rest of the table is known" in table.notes[0]
+
+
+def test_the_mixture_has_the_papers_columns_in_its_order():
+    heads = list(COLUMNS["text_to_text"])
+    printed = [head.removeprefix("SuperGLUE ").removeprefix("GLUE ") for head in heads]
+    known = [paper()["tables"][name]["columns"].values() for name in ("glue", "superglue")]
+    assert printed == [*known[0], *known[1]]
+    assert heads[:3] == ["GLUE", "GLUE CoLA", "GLUE SST"]
+    keys = [key for keys in COLUMNS["text_to_text"].values() for key in keys]
+    assert {f"glue_{task}_{name}" for task in GLUE for name in GLUE[task]} - {*keys} == {
+        "glue_wnli_accuracy"
+    }
+
+
+def test_every_paper_key_and_every_column_is_known():
+    stored = tomllib.loads((resources.files("synthesizer_attention") / "paper.toml").read_text())
+    keys = {load_recipe(name).paper for name in recipe_names()} - {None}
+    assert keys <= set(stored["recipes"])
+    for choices in stored["recipes"].values():
+        for choice in choices:
+            columns = stored["tables"][choice["table"]]["columns"]
+            assert set(choice.get("columns", [])) <= set(columns)
+    for table in stored["tables"].values():
+        assert table["source"] in stored["sources"]
+        for row in table["rows"]:
+            assert set(row) - {"name", "synthesis", "label"} <= set(table["columns"])
+            assert normalize_spec(row.get("synthesis", "dot"))

@@ -9,14 +9,13 @@ import numpy as np
 
 from synthesizer_attention.errors import UserError, plain
 from synthesizer_attention.report import ladder as rungs
-from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.notes import floors, unplanned_looks
 from synthesizer_attention.report.page import Table
 from synthesizer_attention.report.plots import forest
 from synthesizer_attention.report.style import css_variables
-from synthesizer_attention.report.summary import MISSING, Summary, span, summarize
+from synthesizer_attention.report.summary import MISSING, Summary, span
 from synthesizer_attention.report.tables import cells, metric_tables, paper_tables
-from synthesizer_attention.report.write import value_plot
+from synthesizer_attention.report.write import summarize_all, value_plot
 from synthesizer_attention.run.records import PACKED
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -95,11 +94,11 @@ def summaries(results: Path = RESULTS) -> dict[str, Summary]:
         if name in ELSEWHERE:
             continue
         try:
-            (study,) = read_studies([results / f"{name}{PACKED}"])
+            (summary,) = summarize_all([results / f"{name}{PACKED}"])
         except (UserError, ValueError):  # no runs yet, or more than one table
             continue
-        if any(row.finished for row in study.rows):
-            found[name] = summarize(study)
+        if summary.finished:
+            found[name] = summary
     return found
 
 
