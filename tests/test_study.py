@@ -44,7 +44,8 @@ def made(folder, **asked):
         patch.setenv("SYNTHESIZER_CACHE", str(folder / "cache"))
         if "recipe" not in asked:
             asked["recipe"] = str(folder / "tiny.toml")
-            Path(asked["recipe"]).write_text(dump(language_model(folder)))
+            few = ("train.steps=4", "evaluate.every=4", "train.warmup=1")
+            Path(asked["recipe"]).write_text(dump(language_model(folder, *few)))
         done = Asked(out=folder / "study", seeds=1, jobs="1", **asked)
         said = []
         return done, conducted(done, say=said.append), said
