@@ -27,7 +27,7 @@ from synthesizer_attention.models import SynthesizerConfig
 from synthesizer_attention.report.load import read_run, read_studies
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.files import check_folder_name, write_atomically
-from synthesizer_attention.run.recipe import load_recipe, parse_recipe
+from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.run.recipe_keys import Data
 from synthesizer_attention.run.records import read_arrays
 from synthesizer_attention.run.run import Run, default_path
@@ -495,8 +495,3 @@ def test_no_module_imports_what_unpickles():
                 names = [node.module or ""]
             roots = {name.partition(".")[0] for name in names}
             assert not roots & {"pickle", "marshal", "shelve", "dill", "joblib", "yaml"}, path
-
-
-def test_a_recipe_nested_without_end_is_refused():
-    with pytest.raises(UserError, match=r"is not valid TOML"):
-        parse_recipe("a = " + "[" * 10**5)

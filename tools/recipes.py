@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from synthesizer_attention.report.page import Table
-from synthesizer_attention.run.recipe import Recipe, Summary, summarize_recipes
+from synthesizer_attention.run.recipe import Recipe, Summary, load_recipe, recipe_names, summarize
 from synthesizer_attention.run.recipe_keys import TASKS
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
@@ -54,7 +54,9 @@ def page() -> str:
         parts += [Table(["key", "default", "meaning"], rows).markdown()]
     parts += ["## Tasks", ", ".join(f"`{name}` ({info.kind})" for name, info in TASKS.items())]
     parts += ["## Built-in recipes"]
-    parts += [Table(Summary._fields, summarize_recipes()).markdown()]
+    parts += [
+        Table(Summary._fields, [summarize(load_recipe(name)) for name in recipe_names()]).markdown()
+    ]
     return "\n\n".join(parts) + "\n"
 
 

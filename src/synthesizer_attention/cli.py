@@ -135,11 +135,11 @@ def list_variants(imports: Imports = NONE) -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes: task, data, size and rough cost."""
-    from synthesizer_attention.run.recipe import summarize_recipes
+    from synthesizer_attention.run.recipe import load_recipe, recipe_names, summarize
 
     table = Table("name", "task", "data", "size", "rough cost")
-    for summary in summarize_recipes():
-        table.add_row(*map(escape, summary))
+    for name in recipe_names():
+        table.add_row(*map(escape, summarize(load_recipe(name))))
     print_table(table)
     say("`synthesizer train NAME --check` prints parameters, FLOPs, data and time.")
 

@@ -32,7 +32,6 @@ from synthesizer_attention.run.recipe_keys import (
 
 LONGEST_SHOWN = 200  # characters of a value in a message
 CPU_THREAD = 4e10  # floating point operations per second of one CPU thread, roughly
-BYTES = 256
 
 
 class Recipe(Part):
@@ -134,9 +133,45 @@ def change(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
 
 
 def _changed(values: dict[str, Any], settings: Settings, origin: str) -> Recipe:
+    """Put settings into values, validate them, and fill in what follows from others."""
     for key, text in settings.items():
-        _apply(values, key, text)
-    return _resolve(_validate(values, origin), origin)
+        *parents, last = key.split(".")
+        table = values
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise UserError(
+                    f"--set {key}: '{parent}' is a value, not a section; drop what follows"
+                )
+        if text.strip():
+            table[last] = _value(key, text)
+        else:
+            table.pop(last, None)
+    try:
+        recipe = Recipe.model_validate(_tuples(values))
+    except ValidationError as error:
+        found = list(dict.fromkeys(_explain(item) for item in error.errors()))
+        more = [f"and {len(found) - 10:,} more"] if len(found) > 10 else []
+        raise UserError(f"{origin} {'; '.join(found[:10] + more)}") from None
+    except RecursionError:
+        raise UserError(f"{origin} is nested too deeply; a recipe is sections of keys") from None
+    for problem in _contradictions(recipe):
+        raise UserError(f"{origin} {problem}")
+    model = recipe.model
+    derived = {
+        "kind": TASKS[recipe.task].kind,
+        "num_decoder_layers": model.num_decoder_layers or model.num_layers,
+        "d_ff": model.d_ff or 4 * model.d_model,
+        "decoder_max_len": model.decoder_max_len or model.max_len,
+    }
+    files = [str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.imports]
+    update: dict[str, Any] = {"model": model.model_copy(update=derived)}
+    update["imports"] = tuple(dict.fromkeys(files))
+    if start := recipe.train.start_from:
+        start = start.replace("{synthesis}", recipe.synthesis.replace(":", "_"))
+        start = start.replace("{seed}", str(recipe.seed))
+        update["train"] = recipe.train.model_copy(update={"start_from": start})
+    return recipe.model_copy(update=update)
 
 
 def dump(recipe: Recipe) -> str:
@@ -155,7 +190,11 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
     """The keys on which two recipes differ, each as 'train.steps: 10 -> 20'."""
     before, after = dict(leaves(old.model_dump())), dict(leaves(new.model_dump()))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return [f"{key}: {_shown(before.get(key))} -> {_shown(after.get(key))}" for key in keys]
+    shown = [
+        ["nothing" if values.get(key) is None else _toml(values[key]) for values in (before, after)]
+        for key in keys
+    ]
+    return [f"{key}: {' -> '.join(both)}" for key, both in zip(keys, shown, strict=True)]
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -241,20 +280,6 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin} is not valid TOML: {error}; fix the file") from None
 
 
-def _apply(values: dict[str, Any], key: str, text: str) -> None:
-    """Put a setting into values; nothing returns the default."""
-    *parents, last = key.split(".")
-    table = values
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise UserError(f"--set {key}: '{parent}' is a value, not a section; drop what follows")
-    if text.strip():
-        table[last] = _value(key, text)
-    else:
-        table.pop(last, None)
-
-
 def _value(key: str, text: str) -> Any:  # noqa: ANN401  whatever TOML holds
     try:
         found = tomllib.loads(f"value = {text}")
@@ -263,17 +288,6 @@ def _value(key: str, text: str) -> Any:  # noqa: ANN401  whatever TOML holds
     if len(found) > 1:
         raise UserError(f"--set {key} got {text!r}, several keys at once; give each its own --set")
     return found["value"]
-
-
-def _validate(values: dict[str, Any], origin: str) -> Recipe:
-    try:
-        return Recipe.model_validate(_tuples(values))
-    except ValidationError as error:
-        found = list(dict.fromkeys(_explain(item) for item in error.errors()))
-        more = [f"and {len(found) - 10:,} more"] if len(found) > 10 else []
-        raise UserError(f"{origin} {'; '.join(found[:10] + more)}") from None
-    except RecursionError:
-        raise UserError(f"{origin} is nested too deeply; a recipe is sections of keys") from None
 
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401
@@ -301,24 +315,18 @@ def _explain(error: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     expected = error["msg"].removeprefix("Input should be ")
     if error["type"] == "model_type" and section:
         expected = f"a section with keys of its own, such as {section}.{known[0]}"
-    return f"{where}{key} is {_found(error['input'])}; expected {expected}"
-
-
-def _found(value: Any) -> str:  # noqa: ANN401  whatever TOML holds
-    """A value as a message shows it, which may be longer than anybody reads."""
     try:
-        shown = repr(value)
+        shown = repr(error["input"])
     except ValueError:  # an integer of thousands of digits
-        shown = hex(value)
-    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+        shown = hex(error["input"])
+    shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+    return f"{where}{key} is {shown}; expected {expected}"
 
 
 _SECTIONS: dict[str, type[Part]] = {
-    "data": Data,
-    "text": Text,
-    "model": Model,
-    "train": Train,
-    "evaluate": Evaluate,
+    name: field.annotation
+    for name, field in Recipe.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
 }
 
 
@@ -344,27 +352,6 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; choose from {', '.join(known)}"
 
 
-def _resolve(recipe: Recipe, origin: str) -> Recipe:
-    """Fill the values that follow from others, and refuse keys that contradict each other."""
-    for problem in _contradictions(recipe):
-        raise UserError(f"{origin} {problem}")
-    model = recipe.model
-    derived = {
-        "kind": TASKS[recipe.task].kind,
-        "num_decoder_layers": model.num_decoder_layers or model.num_layers,
-        "d_ff": model.d_ff or 4 * model.d_model,
-        "decoder_max_len": model.decoder_max_len or model.max_len,
-    }
-    files = [str(Path(name).resolve()) if name.endswith(".py") else name for name in recipe.imports]
-    update: dict[str, Any] = {"model": model.model_copy(update=derived)}
-    update["imports"] = tuple(dict.fromkeys(files))
-    if start := recipe.train.start_from:
-        start = start.replace("{synthesis}", recipe.synthesis.replace(":", "_"))
-        start = start.replace("{seed}", str(recipe.seed))
-        update["train"] = recipe.train.model_copy(update={"start_from": start})
-    return recipe.model_copy(update=update)
-
-
 def _contradictions(recipe: Recipe) -> Iterator[str]:
     """What is wrong between keys that are each right: the section, what was found, what to do."""
     model, data, kind = recipe.model, recipe.data, TASKS[recipe.task].kind
@@ -375,7 +362,22 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
             f"[model]: d_model={model.d_model} is not divisible by num_heads={model.num_heads}; "
             "change one of them"
         )
-    yield from _idle_keys(recipe)
+
+    def is_set(part: Part, key: str) -> bool:
+        return bool(getattr(part, key) != type(part).model_fields[key].default)
+
+    for (section, key), shapes in _ONLY_FOR.items():  # keys that this task never reads
+        tasks = [name for name, info in TASKS.items() if info.shape in shapes]
+        if recipe.task not in tasks and is_set(getattr(recipe, section), key):
+            yield (
+                f"[{section}]: {key} is not used by task '{recipe.task}'; drop it "
+                f"(it is for {', '.join(tasks)})"
+            )
+    for key in ("halting_epsilon", "ponder_cost", "fixed_depth"):
+        if not model.universal and is_set(model, key):
+            yield f"[model]: {key} is not used without universal = true; drop it"
+        if model.fixed_depth and key != "fixed_depth" and is_set(model, key):
+            yield f"[model]: {key} is not used with fixed_depth = true; drop one of them"
     if recipe.task == "text_to_text" and (data.train or not data.tasks):
         yield (
             "[data]: a text_to_text mixture is made of data.tasks, not of files; "
@@ -393,27 +395,6 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _idle_keys(recipe: Recipe) -> Iterator[str]:
-    """Keys that were set and that this task or this model never reads."""
-    for (section, key), shapes in _ONLY_FOR.items():
-        tasks = [name for name, info in TASKS.items() if info.shape in shapes]
-        if recipe.task not in tasks and _is_set(getattr(recipe, section), key):
-            yield (
-                f"[{section}]: {key} is not used by task '{recipe.task}'; drop it "
-                f"(it is for {', '.join(tasks)})"
-            )
-    model = recipe.model
-    for key in ("halting_epsilon", "ponder_cost", "fixed_depth"):
-        if not model.universal and _is_set(model, key):
-            yield f"[model]: {key} is not used without universal = true; drop it"
-        if model.fixed_depth and key != "fixed_depth" and _is_set(model, key):
-            yield f"[model]: {key} is not used with fixed_depth = true; drop one of them"
-
-
-def _is_set(part: Part, key: str) -> bool:
-    return bool(getattr(part, key) != type(part).model_fields[key].default)
-
-
 def _toml(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, bool):
         return str(value).lower()
@@ -425,10 +406,6 @@ def _toml(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return repr(value)
-
-
-def _shown(value: Any) -> str:  # noqa: ANN401
-    return "nothing" if value is None else _toml(value)
 
 
 @cache
@@ -460,32 +437,32 @@ class Summary(NamedTuple):
     cost: str
 
 
-def summarize_recipes() -> list[Summary]:
-    """Every built-in recipe, by name."""
-    return [summarize(load_recipe(name)) for name in recipe_names()]
-
-
 def summarize(recipe: Recipe) -> Summary:
-    """What a recipe will take, before anything is read."""
-    decoder = (
-        f"+{recipe.model.num_decoder_layers}" if recipe.model.kind == "encoder_decoder" else ""
-    )
+    """Task, data, size and rough cost of a recipe, without building or reading anything."""
+    model, data, train = recipe.model, recipe.data, recipe.train
+    decoder = f"+{model.num_decoder_layers}" if model.kind == "encoder_decoder" else ""
+    depth = f"{model.num_layers}{decoder} layer{'' if model.num_layers == 1 else 's'}"
     million = estimate_parameters(recipe) / 1e6
-    depth = f"{recipe.model.num_layers}{decoder} layer{'' if recipe.model.num_layers == 1 else 's'}"
-    shape = f"{depth}, d {recipe.model.d_model}"
-    seconds = estimate_flops(recipe) / CPU_THREAD
+    weights = f"{million:.0f}" if million >= 10 else f"{million:.2g}"
+    local = data.local if isinstance(data.local, str) else " or ".join(data.local or ())
+    source = data.train or " ".join(filter(None, [data.hub, data.config])) or local
+    if data.tasks:
+        source = f"{len(data.tasks)} tasks of GLUE and SuperGLUE"
+    elif data.builtin:
+        source = "built in"
     return Summary(
         name=recipe.name,
         task=recipe.task,
-        data=describe_data(recipe.data),
-        size=f"{shape}, length {recipe.model.max_len}, {_short(million)}M",
-        cost=f"{recipe.train.steps:,} steps, {describe_seconds(seconds)} of one CPU thread",
+        data=str(source) if source else "yours: data.train",
+        size=f"{depth}, d {model.d_model}, length {model.max_len}, {weights}M",
+        cost=f"{train.steps:,} steps, {describe_seconds(estimate_flops(recipe) / CPU_THREAD)} of "
+        "one CPU thread",
     )
 
 
 def estimate_parameters(recipe: Recipe) -> float:
     """Weights of the dot-product model, from the sizes alone."""
-    return sum(_stacks(recipe)) + _vocabulary(recipe) * recipe.model.d_model
+    return sum(_stacks(recipe)) + _embeddings(recipe)
 
 
 def estimate_flops(recipe: Recipe) -> float:
@@ -495,31 +472,8 @@ def estimate_flops(recipe: Recipe) -> float:
     """
     train, stacks = recipe.train, _stacks(recipe)
     tokens = train.steps * train.accumulate * train.batch_tokens
-    output = 0 if recipe.model.kind == "encoder" else _vocabulary(recipe) * recipe.model.d_model
+    output = 0 if recipe.model.kind == "encoder" else _embeddings(recipe)
     return 6 * tokens / len(stacks) * (sum(stacks) + output)
-
-
-def describe_data(data: Data) -> str:
-    """Where the data comes from, in a few words."""
-    if data.tasks:
-        return f"{len(data.tasks)} tasks of GLUE and SuperGLUE"
-    if data.builtin:
-        return "built in"
-    local = data.local if isinstance(data.local, str) else " or ".join(data.local or ())
-    named = data.train or " ".join(filter(None, [data.hub, data.config])) or local
-    return str(named) if named else "yours: data.train"
-
-
-def describe_seconds(seconds: float) -> str:
-    """A duration in the largest unit that leaves at least one of it."""
-    units = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
-    unit = next((unit for unit, size in units.items() if seconds >= size), "seconds")
-    number = max(1, round(seconds / units[unit]))
-    return f"about {number:,} {unit if number > 1 else unit[:-1]}"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _stacks(recipe: Recipe) -> list[float]:
@@ -534,5 +488,14 @@ def _stacks(recipe: Recipe) -> list[float]:
     return [first, model.num_decoder_layers * (2 * attention + feed_forward)]
 
 
-def _vocabulary(recipe: Recipe) -> int:
-    return BYTES if recipe.text.kind == "byte" else recipe.text.vocab_size
+def _embeddings(recipe: Recipe) -> int:
+    size = 256 if recipe.text.kind == "byte" else recipe.text.vocab_size
+    return size * recipe.model.d_model
+
+
+def describe_seconds(seconds: float) -> str:
+    """A duration in the largest unit that leaves at least one of it."""
+    units = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
+    unit = next((unit for unit, size in units.items() if seconds >= size), "seconds")
+    number = max(1, round(seconds / units[unit]))
+    return f"about {number:,} {unit if number > 1 else unit[:-1]}"
