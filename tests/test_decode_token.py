@@ -100,11 +100,11 @@ def assert_same(model, tokens_by_kernel, ids, mask=None, *, by_kernel=True, **op
 
 
 @pytest.mark.parametrize("spec", KNOWN)
-@pytest.mark.parametrize("settings", [{}, LATE])
+@pytest.mark.parametrize("settings", [{}, LATE, {"positions": "none"}])
 @pytest.mark.parametrize("width", [16, 12])  # of a head: whole vectors, and not
 def test_the_kernel_gives_what_the_stack_gives(spec, settings, width, tokens_by_kernel):
     model = model_of(spec, d_model=2 * width, **settings)
-    for batch in (1, 3, 8):
+    for batch in (1, 2, 5, 8):
         ids, mask = ids_of(batch), torch.ones(batch, LENGTH, dtype=torch.long)
         assert_same(model, tokens_by_kernel, ids)
         mask[0, :2] = 0
@@ -126,23 +126,10 @@ def test_a_mask_of_any_kind_is_read(tokens_by_kernel):
         assert_same(model, tokens_by_kernel, ids_of(2), given)
 
 
-@pytest.mark.parametrize("positions", ["none", "sinusoidal", "learned"])
-def test_positions_are_added_to_the_embeddings(positions, tokens_by_kernel):
-    model, ids = model_of("random+dot", positions=positions), ids_of(2)
-    assert_same(model, tokens_by_kernel, ids)
-
-
 @pytest.mark.parametrize("spec", ["relative", "relative+dot"])
 def test_distances_past_the_longest_read_the_end(spec, tokens_by_kernel):
     model, ids = model_of(spec, max_len=5), ids_of(2)
     assert_same(model, tokens_by_kernel, ids)
-
-
-def test_every_length_of_a_batch_up_to_eight(tokens_by_kernel):
-    model = model_of("random+dot")
-    for batch in range(1, 9):
-        assert_same(model, tokens_by_kernel, ids_of(batch, 6))
-    assert_same(model, tokens_by_kernel, ids_of(9, 6), by_kernel=False)
 
 
 def test_a_frozen_table_is_read(tokens_by_kernel):
@@ -176,10 +163,11 @@ def test_what_the_kernel_does_not_know_goes_through_the_stack(settings, tokens_b
     assert_same(model, tokens_by_kernel, ids_of(2), by_kernel=False)
 
 
-def test_holes_and_right_padding_go_through_the_stack(tokens_by_kernel):
+def test_holes_and_nine_sequences_go_through_the_stack(tokens_by_kernel):
     model, mask = model_of("random+dot"), torch.ones(2, LENGTH, dtype=torch.long)
     mask[0, 1] = 0
     assert_same(model, tokens_by_kernel, ids_of(2), mask, by_kernel=False)
+    assert_same(model, tokens_by_kernel, ids_of(9), by_kernel=False)
 
 
 def places(model):
@@ -305,18 +293,6 @@ def test_a_copy_of_a_cache_goes_its_own_way(tokens_by_kernel):
                 torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
             cache.crop(5)
     assert tokens_by_kernel["count"] == 9
-
-
-def test_a_cropped_cache_goes_on(tokens_by_kernel):
-    model, ids = model_of("random+dot"), ids_of(2, 9)
-    with torch.no_grad():
-        cache = model(ids[:, :4], use_cache=True).past_key_values
-        for n in range(4, 8):
-            model(ids[:, n : n + 1], past_key_values=cache)
-        cache.crop(5)
-        found = model(ids[:, 8:], past_key_values=cache).logits
-        right = model(torch.cat([ids[:, :5], ids[:, 8:]], 1)).logits[:, -1:]
-    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
 def test_given_positions_must_be_the_counted_ones(tokens_by_kernel):

@@ -17,18 +17,20 @@ from synthesizer_attention.attention.synthesis import DotProduct
 from variants import EVERY, redrawn
 
 EVERY_LAYER = [*EVERY, "none", "random,dot", "none,random+dot"]
+EVERY_LAYER += ["lightconv:kernel=3", "dynamicconv:kernel=7", "lightconv:kernel=2,random+dot"]
+LINFORMER = {"synthesis": "linformer:k=3", "decoder_synthesis": "dynamicconv:kernel=3"}
 every_layer = pytest.mark.parametrize("spec", EVERY_LAYER)
 CLOSE = {"atol": 1e-10, "rtol": 0}
 TINY = {"vocab_size": 17, "d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 8}
 
 
-def config(spec="random+dot", **changes):
-    return SynthesizerConfig(**{**TINY, "synthesis": spec, **changes})
+def config(synthesis="random+dot", **changes):
+    return SynthesizerConfig(**{**TINY, "synthesis": synthesis, **changes})
 
 
-def build(cls, spec="random+dot", **changes):
+def build(cls, synthesis="random+dot", **changes):
     """A model with parameters large enough to be told apart, norms aside so that it stays sane."""
-    return redrawn(cls(config(spec, **changes))).eval()
+    return redrawn(cls(config(synthesis, **changes))).eval()
 
 
 def ids(*shape, seed=2):
@@ -148,7 +150,9 @@ def test_labels_are_smoothed_in_training_and_true_in_evaluation():
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("spec", ["random", "dense+dot"])
+@pytest.mark.parametrize(
+    "spec", ["random", "dense+dot", "linformer:k=3", "lightconv:kernel=5", "dynamicconv"]
+)
 def test_a_classifier_reads_the_real_tokens_wherever_they_are(pooling, spec):
     model = build(SynthesizerForSequenceClassification, spec, pooling=pooling, num_labels=5)
     tokens, mask = ids(2, 6), torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 0]])
@@ -330,7 +334,82 @@ def test_the_bare_model_is_any_of_the_three():
     assert both(ids(2, 4), decoder_input_ids=ids(2, 3)).last_hidden_state.shape == (2, 3, 12)
 
 
-def test_embeddings_may_be_given_instead_of_ids():
-    model, tokens = build(SynthesizerForCausalLM), ids(2, 4)
-    embedded = model.get_input_embeddings()(tokens)
-    torch.testing.assert_close(model(inputs_embeds=embedded).logits, model(tokens).logits, **CLOSE)
+def test_the_cache_of_a_convolution_does_not_grow():
+    model = build(SynthesizerForCausalLM, synthesis="lightconv:kernel=4", max_len=14)
+    cache = model(ids(2, 11), use_cache=True).past_key_values
+    assert [layer.values.shape for layer in cache.layers] == [(2, 3, 12)] * 2
+    cache.crop(11)
+    with pytest.raises(UserError, match="of 11 seen, cannot go back to 9; decode without"):
+        cache.crop(9)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (SynthesizerForCausalLM, {"synthesis": "lightconv:kernel=3,dynamicconv:kernel=7"}),
+        (SynthesizerForConditionalGeneration, LINFORMER),
+        (SynthesizerForSequenceClassification, {"synthesis": "linformer:share_heads=0"}),
+        (SynthesizerForCausalLM, {"synthesis": "dynamicconv", "universal": True}),
+    ],
+)
+def test_a_saved_model_comes_back_exactly(cls, settings, tmp_path):
+    model = redrawn(cls(config(**settings))).float().eval()
+    model.save_pretrained(tmp_path)
+    again = cls.from_pretrained(tmp_path)
+    assert again.config.synthesis == model.config.synthesis
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+    given = {"labels": ids(2, 4)} if cls is SynthesizerForConditionalGeneration else {}
+    assert torch.equal(again(ids(2, 6), **given).logits, model(ids(2, 6), **given).logits)
+
+
+def test_resizing_a_model_of_baselines_keeps_what_it_learned():
+    model, tokens = build(SynthesizerForConditionalGeneration, **LINFORMER), ids(2, 7)
+    before = model(tokens, labels=ids(2, 6)).logits
+    model.resize(20)
+    torch.testing.assert_close(model(tokens, labels=ids(2, 6)).logits, before, **CLOSE)
+    assert model.config.synthesis == "linformer:k=3"
+    assert model.config.decoder_synthesis == "dynamicconv:kernel=3"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: config(kind="decoder", synthesis="linformer"),
+            "linformer:k=32 cannot be causal: each of its 32 keys is a sum over the whole sequence",
+        ),
+        (
+            lambda: config(kind="encoder_decoder", synthesis="linformer"),
+            "use it in an encoder, and another spec for a decoder (decoder_synthesis)",
+        ),
+        (
+            lambda: build(SynthesizerForCausalLM, synthesis="lightconv,dot")(
+                ids(1, 3), output_attentions=True
+            ),
+            "'lightconv' has no attention weights between tokens; leave output_attentions out, or "
+            "choose a synthesizing function",
+        ),
+    ],
+)
+def test_what_a_baseline_cannot_do_is_told(make, text):
+    with pytest.raises(UserError) as caught:
+        make()
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec", ["lightconv:kernel=3", "dynamicconv:kernel=3", "lightconv:kernel=3,dot"]
+)
+def test_layers_without_logits_run_beside_a_relative_bias_without_it(spec):
+    relative = build(SynthesizerForCausalLM, spec, positions="relative")
+    plain = build(SynthesizerForCausalLM, spec, positions="none")
+    biases = [name for name, _ in relative.named_parameters() if "relative" in name]
+    assert len(biases) == ("dot" in spec)
+    plain.load_state_dict({k: v for k, v in relative.state_dict().items() if k not in biases})
+    same = torch.equal(relative(ids(2, 5)).logits, plain(ids(2, 5)).logits)
+    assert same == ("dot" not in spec)  # dot alone feels the bias
+    assert relative.config.layers_without_bias == {"decoder": 1 if "dot" in spec else 2}
+    assert plain.config.layers_without_bias == {}
