@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,19 +52,17 @@ def test_the_relative_bias_follows_positions_per_example():
     torch.testing.assert_close(both[1:], bias(at[1], at[1]))
 
 
-def test_a_pre_norm_layer_is_its_residuals():
-    layer, x = redrawn(Layer(SHAPE, "random+dot")).eval(), tokens(2, 5, 12)
-    context = Context(Inputs(), torch.arange(5))
-    y = x + layer.attention(layer.attention_norm(x))
-    expected = y + layer.feed_forward(layer.feed_forward_norm(y))
-    torch.testing.assert_close(layer(x, context)[0], expected)
-
-
-def test_a_post_norm_layer_is_its_residuals():
-    shape = Shape(d_model=12, num_heads=3, d_ff=20, max_len=9, causal=True, norm_position="post")
-    layer, x = redrawn(Layer(shape, "dense")).eval(), tokens(2, 5, 12)
-    y = layer.attention_norm(x + layer.attention(x))
-    expected = layer.feed_forward_norm(y + layer.feed_forward(y))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_layer_is_its_residuals(first):
+    shape = replace(SHAPE, norm_position="pre" if first else "post")
+    layer, x = redrawn(Layer(shape, "random+dot")).eval(), tokens(2, 5, 12)
+    expected = x
+    for part in ("attention", "feed_forward"):
+        norm, sublayer = getattr(layer, f"{part}_norm"), getattr(layer, part)
+        if first:
+            expected = expected + sublayer(norm(expected))
+        else:
+            expected = norm(expected + sublayer(expected))
     torch.testing.assert_close(layer(x, Context(Inputs(), torch.arange(5)))[0], expected)
 
 

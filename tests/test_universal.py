@@ -14,7 +14,7 @@ from synthesizer_attention import (
 )
 from synthesizer_attention.attention.layer import Inputs
 from synthesizer_attention.models.layers import Context, Shape, sinusoids
-from synthesizer_attention.models.universal import Progress, UniversalStack
+from synthesizer_attention.models.universal import UniversalStack
 from variants import redrawn, tokens
 
 SPECS = ["dot", "random+dot", "factorized_dense", "dynamicconv:kernel=3", "none"]
@@ -90,20 +90,6 @@ def test_a_universal_stack_is_its_definition_gradients_included(spec):
     fast = torch.autograd.grad((output.x * probe).sum() + output.ponder_cost.sum(), leaves)
     plain = torch.autograd.grad((y * probe).sum() + cost, leaves)
     torch.testing.assert_close(fast, plain)
-
-
-def test_the_weights_of_a_token_sum_to_one_and_end_where_it_halts():
-    p = torch.tensor([[0.5, 0.9, 0.2], [0.5, 0.9, 0.2], [0.5, 0.9, 0.2]])
-    progress = Progress.start(torch.zeros(1, 3, 1))
-    shares = [
-        progress.step(row[None], 0.0 if last else 0.85)
-        for row, last in zip(p, (0, 0, 1), strict=True)
-    ]
-    expected = [[0.5, 1.0, 0.2], [0.5, 0.0, 0.2], [0.0, 0.0, 0.6]]
-    torch.testing.assert_close(torch.cat(shares), torch.tensor(expected))
-    assert progress.steps.tolist() == [[2, 1, 3]]
-    torch.testing.assert_close(progress.remainder, torch.tensor([[0.5, 1.0, 0.6]]))
-    assert not progress.running.any()
 
 
 def test_a_halted_token_keeps_its_state():
@@ -218,9 +204,12 @@ def test_depth_adds_no_parameters_but_its_signals():
 def test_a_new_model_uses_all_its_depth():
     model = SynthesizerForCausalLM(config()).eval()
     assert model(ids(2, 6)).num_steps.tolist() == [5.0, 5.0]
-    halting = model.model.decoder.halting
-    assert torch.sigmoid(halting.bias).item() == pytest.approx(0.1 / 5)
     assert math.isfinite(model(ids(2, 6), labels=ids(2, 6)).loss.item())
+    for steps in (2, 6, 24):
+        stack = UniversalStack(Shape(12, 3, 20, 9, True), "dot", num_steps=steps, halt_at=0.95)
+        p = stack.halting(tokens(1, 9, 12).float())
+        assert (steps - 1) * p.max() < 0.1  # the rest goes to the last step
+        assert p[0, 0].item() == pytest.approx(0.1 / steps)
 
 
 def test_every_step_shows_its_states_and_weights():
@@ -259,6 +248,10 @@ def test_a_universal_model_is_resized_and_checkpointed_like_any_other():
             {"universal": False, "ponder_cost": 0.1},
             "ponder_cost=0.1 without universal=True does nothing; leave ponder_cost out",
         ),
+        (
+            {"universal": False, "fixed_depth": True},
+            "fixed_depth=True without universal=True does nothing; leave fixed_depth out",
+        ),
         ({"halting_epsilon": 1.5}, "halting_epsilon=1.5; choose it between 0 and 1"),
         (
             {"num_layers": 1},
@@ -270,15 +263,6 @@ def test_mistakes_are_told(changes, text):
     with pytest.raises(UserError) as caught:
         config(**changes)
     assert str(caught.value) == text
-
-
-def test_a_new_model_puts_nearly_all_its_weight_on_the_last_step():
-    for steps in (2, 6, 24):
-        shape = Shape(12, 3, 20, 9, causal=True)
-        p = UniversalStack(shape, "dot", num_steps=steps, halt_at=0.95).halting(
-            tokens(1, 9, 12).float()
-        )
-        assert (steps - 1) * p.max() < 0.1  # the rest goes to the last step
 
 
 def test_at_a_fixed_depth_the_output_is_the_state_after_the_last_step():
@@ -303,8 +287,3 @@ def test_a_fixed_depth_model_trains_saves_and_loads(tmp_path):
     model.save_pretrained(tmp_path)
     again = SynthesizerForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(ids(2, 8)).logits, model(ids(2, 8)).logits)
-
-
-def test_a_fixed_depth_needs_a_universal_model():
-    with pytest.raises(UserError, match="fixed_depth=True without universal=True does nothing"):
-        SynthesizerConfig(fixed_depth=True)

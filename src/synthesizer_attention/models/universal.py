@@ -16,7 +16,6 @@ and its later weights are zero. So no example depends on its batch, and each ste
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -51,33 +50,6 @@ class Halting(nn.Module):
         return ((x * self.weight).sum(-1) + self.bias).sigmoid()
 
 
-@dataclass
-class Progress:
-    """How far every token has come, all (B, T)."""
-
-    reached: Tensor  # the sum of its weights so far
-    running: Tensor  # True until it stops
-    steps: Tensor  # N so far
-    remainder: Tensor  # R, once it has stopped
-
-    @classmethod
-    def start(cls, x: Tensor) -> "Progress":
-        """No token has taken a step."""
-        zeros = x.new_zeros(x.shape[:2])
-        return cls(zeros, torch.ones_like(zeros, dtype=torch.bool), zeros, zeros)
-
-    def step(self, p: Tensor, threshold: float) -> Tensor:
-        """Take one more step with halting probabilities p, and return its weights."""
-        stops = self.running & (self.reached + p >= threshold)
-        rest = 1 - self.reached
-        weights = torch.where(stops, rest, p) * self.running
-        self.remainder = self.remainder + rest * stops
-        self.steps = self.steps + self.running
-        self.reached = self.reached + weights
-        self.running = self.running & ~stops
-        return weights
-
-
 class UniversalStack(nn.Module):
     """One layer, run a fixed number of steps, with a learned signal for each."""
 
@@ -107,8 +79,10 @@ class UniversalStack(nn.Module):
         """Run embeddings x (B, T, D) through all steps."""
         stack = self.stack
         here, context = stack.locate(x, context)
-        x, progress, output = stack.dropout(x), Progress.start(x), StackOutput(x)
-        y = torch.zeros_like(x)
+        x = stack.dropout(x)
+        y, output = torch.zeros_like(x), StackOutput(x)
+        reached = steps = remainder = x.new_zeros(x.shape[:2])  # sum of p so far, N, R
+        running = torch.ones_like(reached, dtype=torch.bool)
         for step in range(self.num_steps):
             output.states.append(x)
             signalled = stack.positions(x, here) + self.signals.weight[step]
@@ -116,19 +90,22 @@ class UniversalStack(nn.Module):
             if self.halting is None or self.halt_at is None:
                 x = y = new
                 continue
-            x = torch.where(progress.running[..., None], new, x)
-            last = step == self.num_steps - 1
-            share = progress.step(self.halting(x), 0.0 if last else self.halt_at)
-            y = y + share[..., None] * x
+            x = torch.where(running[..., None], new, x)
+            p, rest = self.halting(x), 1 - reached
+            threshold = 0.0 if step == self.num_steps - 1 else self.halt_at
+            stops = running & (reached + p >= threshold)
+            weights = torch.where(stops, rest, p) * running
+            remainder, steps = remainder + rest * stops, steps + running
+            reached, running = reached + weights, running & ~stops
+            y = y + weights[..., None] * x
         output.x = stack.norm(y)
         output.states.append(output.x)
         if self.halting is None:
             output.num_steps = x.new_full(x.shape[:1], self.num_steps)
             return output
-        output.num_steps = _mean(progress.steps, context.inputs.attention_mask)
-        output.ponder_cost = _mean(
-            progress.steps + progress.remainder, context.inputs.attention_mask
-        )
+        mask = context.inputs.attention_mask
+        output.num_steps = _mean(steps, mask)
+        output.ponder_cost = _mean(steps + remainder, mask)
         return output
 
     def resize(self, max_len: int) -> None:
