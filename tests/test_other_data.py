@@ -17,7 +17,6 @@ from synthesizer_attention.data.sources import Mixture, open_source
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_studies
 from synthesizer_attention.report.summary import summarize
-from synthesizer_attention.run.files import MANIFEST
 from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import change, dump, load_recipe
 from synthesizer_attention.run.recipe_keys import Data
@@ -113,7 +112,6 @@ def forget(run):
     result = run.result()
     del result["data"]["identity"]
     (run.path / "result.json").write_text(json.dumps(result))
-    (run.path / MANIFEST).unlink()
 
 
 def test_a_report_compares_no_runs_of_other_data_and_names_them(tmp_path):

@@ -200,7 +200,7 @@ def find_damage(
         stored = json.loads(read_regular(source))
         files: dict[str, dict[str, Any]] = stored.get("files", {})
         known = stored["sha256"] if source == old else stored.get("checksum")
-        if known not in (None, digest(files) if source == old else checksum(stored)):
+        if known and known != (digest(files) if source == old else checksum(stored)):
             return f"{source.name} is damaged (its checksum is another)"
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
             raise ValueError("it names a file outside")

@@ -77,7 +77,7 @@ class Record(Part):
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         cls.check(text)
-        if stored.get("checksum") not in (None, checksum(stored)):
+        if (known := stored.get("checksum")) and known != checksum(stored):
             raise ValueError("it was damaged: its checksum is another")
         cls.agree(path, stored)
         return {key: value for key, value in stored.items() if key not in ("files", "checksum")}
