@@ -48,6 +48,7 @@ def serve(order):
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY
         os.dup2(os.open(f"{order['home']}/{name}", flags), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # without orders to others, read ahead
     if order["dies_in"]:  # the moment that a function is called
         module, _, name = order["dies_in"].partition(":")
         *inside, name = name.split(".")

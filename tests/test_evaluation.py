@@ -123,34 +123,36 @@ def test_the_source_gap_by_its_definition():
     assert equal == pytest.approx(0, abs=1e-12)
 
 
+def measured(model, kind, batches, generates=False, **settings):
+    """What a task is handed of a model's batches."""
+    task = FakeTask(kind, batches, generates)
+    return evaluate(model, task, "test", Evaluate(**settings)).scores
+
+
 def test_a_decoder_is_measured_target_by_target():
-    model = tiny_model(SynthesizerForCausalLM)
+    model = tiny_model(SynthesizerForCausalLM).eval()
     ids = torch.tensor([[1, 5, 6, 7], [1, 8, 9, 0]])
     labels = torch.tensor([[-100, 5, 6, 7], [-100, 8, 9, -100]])
-    inputs = {"input_ids": ids, "labels": labels, "attention_mask": ids != 0}
-    outputs = evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores
+    inputs = {"input_ids": ids, "attention_mask": ids != 0}
+    outputs = measured(model, "decoder", [{**inputs, "labels": labels}])
     with torch.no_grad():
-        logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits.log_softmax(-1)
-    expected = [
-        -sum(logits[row, place - 1, labels[row, place]].item() for place in places)
-        for row, places in ((0, (1, 2, 3)), (1, (1, 2)))
-    ]
+        logits = model(**inputs).logits.log_softmax(-1)
+    rows = ((0, (1, 2, 3)), (1, (1, 2)))
+    expected = [-sum(logits[r, p - 1, labels[r, p]].item() for p in places) for r, places in rows]
     np.testing.assert_allclose(outputs.losses, expected, rtol=1e-5)
     assert outputs.counts.tolist() == [3, 2]
-    right = [
-        sum(logits[row, p - 1].argmax().item() == labels[row, p].item() for p in places)
-        for row, places in ((0, (1, 2, 3)), (1, (1, 2)))
-    ]
+    best = logits.argmax(-1)
+    right = [sum((best[r, p - 1] == labels[r, p]).item() for p in places) for r, places in rows]
     assert outputs.correct.tolist() == right
 
 
 def test_a_classifier_is_measured_with_its_predictions():
-    model = tiny_model(SynthesizerForSequenceClassification, num_labels=4)
+    model = tiny_model(SynthesizerForSequenceClassification, num_labels=4).eval()
     ids, labels = torch.tensor([[2, 3, 4], [5, 6, 0]]), torch.tensor([3, 1])
-    inputs = {"input_ids": ids, "attention_mask": ids != 0, "labels": labels}
-    outputs = evaluate(model, FakeTask("encoder", [inputs]), "test", Evaluate()).scores
+    inputs = {"input_ids": ids, "attention_mask": ids != 0}
+    outputs = measured(model, "encoder", [{**inputs, "labels": labels}])
     with torch.no_grad():
-        logits = model.eval()(input_ids=ids, attention_mask=ids != 0).logits
+        logits = model(**inputs).logits
     assert outputs.predictions.tolist() == logits.argmax(-1).tolist()
     assert outputs.counts.tolist() == [1, 1]
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
@@ -167,15 +169,12 @@ def test_an_encoder_decoder_answers_each_source_on_its_own(beam):
         {"input_ids": ids[:1], "attention_mask": ids[:1] != 0, "labels": labels[:1]},
         {"input_ids": ids[1:, :2], "attention_mask": ids[1:, :2] != 0, "labels": labels[1:]},
     ]
-    settings = Evaluate(beam=beam, max_new_tokens=5)
-    results = [
-        evaluate(
-            model, FakeTask("encoder_decoder", batches, generates=True), "test", settings
-        ).scores
+    one, two = (
+        measured(model, "encoder_decoder", batches, generates=True, beam=beam, max_new_tokens=5)
         for batches in (together, apart)
-    ]
-    assert results[0].texts == results[1].texts
-    np.testing.assert_allclose(results[0].losses, results[1].losses, rtol=1e-5)
+    )
+    assert one.texts == two.texts
+    np.testing.assert_allclose(one.losses, two.losses, rtol=1e-5)
 
 
 def every_answer(model, source, limit):
@@ -229,11 +228,8 @@ def test_a_full_beam_finds_the_best_answer_under_each_length_penalty(form, norm)
 def test_evaluating_leaves_a_training_model_in_training():
     model = tiny_model(SynthesizerForCausalLM, dropout=0.5).train()
     inputs = {"input_ids": torch.tensor([[1, 5]]), "labels": torch.tensor([[-100, 5]])}
-    losses = [
-        evaluate(model, FakeTask("decoder", [inputs]), "test", Evaluate()).scores.losses[0]
-        for _ in range(2)
-    ]
-    assert losses[0] == losses[1]
+    one, two = (measured(model, "decoder", [inputs]).losses[0] for _ in range(2))
+    assert one == two
     assert model.training
 
 
