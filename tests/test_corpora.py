@@ -1,3 +1,5 @@
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -6,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from synthesizer_attention.data import corpora
+from synthesizer_attention.data import corpora, grammar
 from synthesizer_attention.data.corpora import (
     CORPORA,
     DRAW,
@@ -224,3 +226,118 @@ def test_every_difficulty_is_data_of_its_own_and_is_named_with_its_draw():
     assert easy.origin == "built-in multi-query-recall, draw 1, difficulty 2"
     assert easy.fingerprint != hard.fingerprint
     assert open_source(Data(builtin="python-docs"), None).origin == "built-in python-docs"
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return corpora.grammar_ende(train=3_000)
+
+
+@pytest.fixture(scope="module")
+def rows(sentences):
+    return sentences["train"]
+
+
+def digests(sentences):
+    return {
+        split: hashlib.sha256(json.dumps(made, ensure_ascii=False).encode()).hexdigest()[:16]
+        for split, made in sentences.items()
+    }
+
+
+def test_the_sentences_of_both_draws_are_those_that_records_were_measured_on(sentences):
+    """The whole train split begins with these 3,000; draw 0 is that of older records."""
+    assert digests(sentences) == {
+        "train": "1b12975265bcecd7",
+        "validation": "e9783f8aabff3601",
+        "test": "d40353711a0236df",
+    }
+    assert digests(corpora.grammar_ende(0, train=3_000)) == {
+        "train": "a6f097537be00fac",
+        "validation": "ab264b23b1da59d6",
+        "test": "516371ec3d6d7e11",
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "said"),
+    [
+        ("the", "Mann", "der alte Mann, den alten Mann, dem alten Mann, des alten Mannes"),
+        ("a", "Mann", "ein alter Mann, einen alten Mann, einem alten Mann, eines alten Mannes"),
+        ("my", "Frau", "meine alte Frau, meine alte Frau, meiner alten Frau, meiner alten Frau"),
+        ("a", "Haus", "ein altes Haus, ein altes Haus, einem alten Haus, eines alten Hauses"),
+        ("this", "Bauer",
+         "dieser alte Bauer, diesen alten Bauern, diesem alten Bauern, dieses alten Bauern"),
+    ],
+)  # fmt: skip
+def test_article_adjective_and_noun_agree(before, name, said):
+    nouns = grammar.NOUNS["persons"] + grammar.NOUNS["places"]
+    (noun, *_) = [noun for noun in nouns if noun.nominative == name]
+    made = [
+        f"{grammar.determiner(before, case, noun.gender)} "
+        f"{grammar.adjective('alt', before, case, noun.gender)} {noun.singular(case)}"
+        for case in ("nom", "acc", "dat", "gen")
+    ]
+    assert ", ".join(made) == said
+
+
+def test_numbers_and_prepositions_are_said_as_in_german():
+    assert grammar.number_words(7) == ("seven", "sieben")
+    assert grammar.number_words(20) == ("twenty", "zwanzig")
+    assert grammar.number_words(36) == ("thirty-six", "sechsunddreißig")
+    assert grammar.contracted("in", "dem alten Garten") == "im alten Garten"
+    assert grammar.contracted("in", "der Schule") == "in der Schule"
+
+
+def finite_forms():
+    verbs = [verb for kind in grammar.VERBS.values() for verb in kind]
+    modals = {form for modal in grammar.MODALS for form in modal[2:]}
+    plain = {verb.prefix + verb.german[0] for verb in verbs} | {verb.german[1] for verb in verbs}
+    return plain | modals | {"hat", "haben", "ist", "sind", "war"}
+
+
+def test_a_subordinate_clause_ends_in_its_finite_verb(rows):
+    clause = re.compile(r"\b(?:weil|obwohl|da) [^,.]* (\w+)(?:\.|, (?!d))")
+    last = [word for row in rows for word in clause.findall(row["de"])]
+    assert len(last) > 200
+    assert set(last) <= finite_forms()
+
+
+def test_the_conjunction_says_which_clause_comes_first_in_german(rows):
+    orders = set()
+    for conjunction in grammar.CONJUNCTIONS:
+        said = [row for row in rows if re.search(rf"\b{conjunction.english}\b", row["en"].lower())]
+        opening = [row for row in said if row["en"].lower().startswith(conjunction.english)]
+        assert 0.3 < len(opening) / len(said) < 0.7
+        german = {conjunction.german, conjunction.of_the_past or conjunction.german}
+        orders |= {(conjunction.opens, row["de"].split()[0].lower() in german) for row in said}
+    assert orders == {(True, True), (False, False)}
+
+
+def test_someone_in_the_sentence_gives_an_ambiguous_noun_away(rows):
+    seen = set()
+    for row in rows:
+        english = set(re.findall(r"\w+", row["en"]))
+        german = set(re.findall(r"\w+", row["de"]))
+        for senses in grammar.AMBIGUOUS:
+            noun = senses[0].noun
+            if not english & {noun.english, noun.english_plural}:
+                continue
+            meant = [sense for sense in senses if any_form(sense.noun) & german]
+            hinted = [s for s in senses if any(any_form(cue) & german for cue in s.cues)]
+            assert meant == hinted
+            assert len(meant) == 1
+            seen.add(meant[0].noun.nominative)
+    assert len(seen) == sum(map(len, grammar.AMBIGUOUS))
+
+
+def any_form(noun):
+    cases = ("nom", "acc", "dat", "gen")
+    return {form(case) for case in cases for form in (noun.singular, noun.plural_form)}
+
+
+def test_sentences_are_written_as_people_write_them(rows):
+    for row in rows:
+        for text in row.values():
+            assert re.fullmatch(r"[A-ZÄÖÜ][^.]*[^,.\s]\.", text)
+            assert not re.search(r" [,.]|,,|  |\ba [aeiou]", text)
