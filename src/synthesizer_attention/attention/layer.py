@@ -40,14 +40,13 @@ from synthesizer_attention.attention.masks import (
 from synthesizer_attention.attention.registry import build_synthesis
 from synthesizer_attention.attention.synthesis import (
     DotProduct,
+    Grouped,
     Rotary,
     Size,
     Synthesis,
     keys_at,
     logits_of,
-    unbiased_heads,
     unwrapped,
-    without_heads,
 )
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import RotaryOptions
@@ -189,7 +188,11 @@ class SyntheticAttention(TokenMixer):
                 dot.reset_parameters()
         self.turns = bool(dots) and rotary is not None
         self.any_length = self.synthesis.any_length
-        self.unbiased = unbiased_heads(self.synthesis, num_heads)
+        groups, heads = [self.synthesis], [num_heads]
+        if isinstance(self.synthesis, Grouped):
+            groups, heads = list(self.synthesis.groups), self.synthesis.heads
+        biased = [g.biased for g, count in zip(groups, heads, strict=True) for _ in range(count)]
+        self.unbiased = [head for head in range(num_heads) if not biased[head]]
         if causal and self.synthesis.has_last:
             raise UserError(
                 f"synthesis {synthesis!r} gives the last token a logit of its own, and causal "
@@ -256,7 +259,9 @@ class SyntheticAttention(TokenMixer):
                 held = None if keys is None else keys.take_along_dim(slots, dim=2)
                 cache.keep(held, values.take_along_dim(slots, dim=2))
         if self.unbiased and bias is not None:
-            bias = without_heads(bias, self.unbiased, size.num_heads)
+            index = torch.tensor(self.unbiased, device=x.device)
+            bias = bias.expand(-1, size.num_heads, -1, -1).index_fill(1, index, 0.0)
+            bias = None if len(index) == size.num_heads else bias
         if synthesis.has_last and mask is None:
             num_keys = values.shape[2]
             is_last = torch.arange(num_keys, device=x.device) == num_keys - 1

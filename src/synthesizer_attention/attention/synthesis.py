@@ -687,20 +687,3 @@ class Grouped(Synthesis):
     def resize(self, max_len: int) -> None:
         for group in self.groups:
             group.resize(max_len)
-
-
-def unbiased_heads(synthesis: Synthesis, num_heads: int) -> list[int]:
-    """The heads that no bias is added to."""
-    if not isinstance(synthesis, Grouped):
-        return [] if synthesis.biased else list(range(num_heads))
-    groups = zip(synthesis.groups, synthesis.heads, strict=True)
-    biased = [group.biased for group, count in groups for _ in range(count)]
-    return [head for head in range(num_heads) if not biased[head]]
-
-
-def without_heads(bias: Tensor, heads: list[int], num_heads: int) -> Tensor | None:
-    """The bias (1 or B, 1 or H, T, S) with zeros for some heads; None where those are all."""
-    if len(heads) == num_heads:
-        return None
-    index = torch.tensor(heads, device=bias.device)
-    return bias.expand(-1, num_heads, -1, -1).index_fill(1, index, 0.0)

@@ -30,6 +30,11 @@ class Block(NamedTuple):
     span: KeySpan
 
     @property
+    def width(self) -> int:
+        """How many keys it reads."""
+        return self.span.last - self.span.first
+
+    @property
     def here(self) -> tuple[slice, slice, slice]:
         """Where its rows stand in (H, B, T, ...)."""
         return self.heads, self.examples, self.rows
@@ -101,44 +106,20 @@ class Workspace:
 
     def write_output(self, block: Block, output: Tensor) -> None:
         """Write the outputs of a block's rows."""
-        width = block.span.last - block.span.first
-        weights = self.weights(block)[..., :width]  # (heads, examples, rows, keys)
+        weights = self.weights(block)[..., : block.width]  # (heads, examples, rows, keys)
         _product(weights, self.values[block.there], output[block.here])
 
-    def add_gradients(self, block: Block, grad: Tensor, grads: Terms) -> None:
-        """Add what a block's rows contribute to every gradient that is wanted."""
-        weights, here, span = self.weights(block), grad[block.here], block.span
-        width = span.last - span.first
-        if grads.values is not None:
-            _add_transposed(grads.values[block.there], here, weights[..., :width])
-        down = self._buffer(1, block)
-        _product(here, self.values[block.there].mT, down[..., :width])
-        table_rows = self.visibility.table_rows
-        if table_rows is not None:
-            table_rows = table_rows[block.examples, block.rows]
-        soften_back(down, weights, *self._shared(block, grads), table_rows, width)
-        self._bilinear_gradients(block, down[..., :width], grads)
-        self._outer_gradients(block, down, weights, grads)
-
     def weights(self, block: Block) -> Tensor:
-        """A block's probabilities: (heads, examples, rows, keys and what fills up the period)."""
+        """softmax(sum of terms) over the keys that a row sees, 0 elsewhere, in place.
+
+        (heads, examples, rows, columns): the keys of the block's span, and more where they fill up
+        the period of an outer product.
+        """
+        terms, visibility, rows = self.terms, self.visibility, block.rows
+        queries, keys, tiled = terms.queries, terms.keys, terms.tiled
         logits = self._buffer(0, block)
-        self._write_products(block, logits)
-        table, offsets = self._shared(block, self.terms)
-        soften(logits, table, offsets, self.visibility, block.examples, block.rows, block.span)
-        return logits
-
-    def _shared(self, block: Block, terms: Terms) -> tuple[Tensor | None, Tensor | None]:
-        """Table and offsets of a block, or their gradients: what all examples have in common."""
-        heads, keys = block.heads, slice(block.span.first, block.span.last)
-        rows = block.rows if self.visibility.table_rows is None else slice(None)
-        table = None if terms.table is None else terms.table[heads, rows, keys]
-        return table, None if terms.offsets is None else terms.offsets[heads, keys]
-
-    def _write_products(self, block: Block, logits: Tensor) -> None:
-        queries, keys, tiled = self.terms.queries, self.terms.keys, self.terms.tiled
+        seen = logits[..., : block.width]
         if queries is not None and keys is not None:
-            seen = logits[..., : block.span.last - block.span.first]
             if keys.shape[1] == 1:  # keys of all examples: their rows are one long matrix
                 shared = keys[block.heads, 0, block.there[2]].mT
                 torch.bmm(queries[block.here].flatten(1, 2), shared, out=seen.flatten(1, 2))
@@ -153,6 +134,46 @@ class Workspace:
                 product.addcmul_(left, right)
         if queries is None and tiled is None:
             logits.zero_()
+        if terms.table is not None:
+            table = terms.table[block.heads, :, block.there[2]]
+            at = visibility.table_rows
+            seen += table[:, None, rows] if at is None else table[:, at[block.examples, rows]]
+        if terms.offsets is not None:
+            seen += terms.offsets[block.heads, None, None, block.there[2]]
+        logits[..., block.width :] = -torch.inf
+        visibility.hide(seen, rows, block.span, block.examples)
+        torch.softmax(logits, -1, out=logits)
+        stops = visibility.stops
+        if stops is not None and block.span.full_to == 0:  # some row sees no key: not NaN but 0
+            stops = stops[block.examples if len(stops) > 1 else slice(0, 1), rows]
+            logits.masked_fill_((stops == 0)[..., None], 0.0)
+        return logits
+
+    def add_gradients(self, block: Block, grad: Tensor, grads: Terms) -> None:
+        """Add what a block's rows contribute to every gradient that is wanted.
+
+        d logits = weights (d weights - sum over keys of weights d weights)
+        """
+        weights, here, keys = self.weights(block), grad[block.here], block.there[2]
+        if grads.values is not None:
+            _add_transposed(grads.values[block.there], here, weights[..., : block.width])
+        down = self._buffer(1, block)
+        seen = down[..., : block.width]
+        _product(here, self.values[block.there].mT, seen)
+        down[..., block.width :] = 0.0
+        torch._softmax_backward_data(down, weights, -1, down.dtype, grad_input=down)
+        if grads.table is not None:
+            table, at = grads.table[block.heads, :, keys], self.visibility.table_rows
+            if at is not None:
+                at = at[block.examples, block.rows].flatten()
+                table.index_add_(1, at, seen.flatten(1, 2))
+            else:
+                for example in seen.unbind(1):  # twice as fast as one sum over the examples
+                    table[:, block.rows] += example
+        if grads.offsets is not None:
+            grads.offsets[block.heads, keys] += seen.sum((1, 2))
+        self._bilinear_gradients(block, seen, grads)
+        self._outer_gradients(block, down, weights, grads)
 
     def _outer(self, block: Block, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Both factors of an outer product, (..., 1, a) and (..., b, 1)."""
@@ -192,8 +213,7 @@ class Workspace:
     def _buffer(self, index: int, block: Block) -> Tensor:
         """Room for a block's logits: (heads, examples, rows, keys rounded up to the period)."""
         shape = [part.stop - part.start for part in block.here]
-        width = block.span.last - block.span.first
-        shape.append(-(-width // self.period) * self.period)
+        shape.append(-(-block.width // self.period) * self.period)
         size = shape[0] * shape[1] * shape[2] * shape[3]
         buffer = self.buffers[index]
         if buffer is None or buffer.numel() < size:
@@ -219,58 +239,3 @@ def _add_transposed(target: Tensor, rows: Tensor, weights: Tensor) -> None:
 def columns_of(zeros: Tensor | None) -> Tensor | None:
     """The same zeros with each key or value running down a column, as _add_transposed wants it."""
     return None if zeros is None else zeros.view(*zeros.shape[:-2], *zeros.shape[:-3:-1]).mT
-
-
-def soften(
-    logits: Tensor,
-    table: Tensor | None,
-    offsets: Tensor | None,
-    visibility: Visibility,
-    examples: slice,
-    rows: slice,
-    span: KeySpan,
-) -> None:
-    """weights = softmax(logits + table + offsets) over the keys that a row sees, 0 elsewhere.
-
-    In place, for a block (heads, examples, rows, columns): its columns are the keys of its span,
-    and more where they fill up the period of an outer product. Table (heads, rows, width) and
-    offsets (heads, width) have no batch.
-    """
-    width = span.last - span.first
-    seen = logits[..., :width]
-    if table is not None and visibility.table_rows is None:
-        seen += table[:, None]
-    elif table is not None and visibility.table_rows is not None:
-        seen += table[:, visibility.table_rows[examples, rows]]
-    if offsets is not None:
-        seen += offsets[:, None, None]
-    logits[..., width:] = -torch.inf
-    visibility.hide(seen, rows, span, examples)
-    torch.softmax(logits, -1, out=logits)
-    if visibility.stops is not None and span.full_to == 0:  # some row sees no key: not NaN but 0
-        stops = visibility.stops[examples if len(visibility.stops) > 1 else slice(0, 1), rows]
-        logits.masked_fill_((stops == 0)[..., None], 0.0)
-
-
-def soften_back(
-    down: Tensor,
-    weights: Tensor,
-    grad_table: Tensor | None,
-    grad_offsets: Tensor | None,
-    table_rows: Tensor | None,
-    width: int,
-) -> None:
-    """d logits = weights (d weights - sum over keys of weights d weights), in place of d weights.
-
-    It is added to the gradients of table and offsets.
-    """
-    down[..., width:] = 0.0
-    torch._softmax_backward_data(down, weights, -1, down.dtype, grad_input=down)
-    seen = down[..., :width]
-    if grad_table is not None and table_rows is not None:
-        grad_table.index_add_(1, table_rows.flatten(), seen.flatten(1, 2))
-    elif grad_table is not None:
-        for example in seen.unbind(1):  # twice as fast as one sum over the examples
-            grad_table += example
-    if grad_offsets is not None:
-        grad_offsets += seen.sum((1, 2))
