@@ -276,20 +276,15 @@ def learning_curves(summary: Summary) -> list[Plot]:
         found: float | None = entry.get("validation", {}).get(summary.metric)
         return found
 
-    ones = dict.fromkeys(range(len(summary.lines)), 1.0)
-    scales = {line.index: seconds_per_step(line) for line in summary.drawn}
-    loss = _curves(summary, lambda e: e.get("loss"), "training loss, nats per target", 1, ones)
-    sign, across = summary.sign, "seconds of training"
-    alike = len(machines(summary.finished)) == 1
+    sign, alike = summary.sign, len(machines(summary.finished)) == 1
+    loss = _curves(summary, lambda e: e.get("loss"), "training loss, nats per target", 1)
+    by_step = _curves(summary, validation, name, sign)
+    seconds = "seconds of training", seconds_per_step
+    by_time = _curves(summary, validation, name, sign, *seconds) if alike else ""
     return [
         Plot(loss, "Mean over seeds; the band is their range."),
-        Plot(
-            _curves(summary, validation, name, sign, ones), "The same on validation; up is better."
-        ),
-        Plot(
-            _curves(summary, validation, name, sign, scales, across) if alike else "",
-            "The same against the seconds that training took, evaluation left out.",
-        ),
+        Plot(by_step, "The same on validation; up is better."),
+        Plot(by_time, "The same against the seconds that training took, evaluation left out."),
     ]
 
 
@@ -298,8 +293,8 @@ def _curves(
     read: Callable[[dict[str, Any]], float | None],
     name: str,
     sign: int,
-    scales: Mapping[int, float | None],
     across: str = "step",
+    unit: Callable[[Line], float | None] = lambda line: 1.0,
 ) -> str:
     """Mean over seeds and, as a band, their range; unfinished runs go as far as they came."""
     curves = []
@@ -309,7 +304,7 @@ def _curves(
             value = read(entry)
             if value is not None and math.isfinite(value):
                 values.setdefault(int(entry["step"]), []).append(value)
-        scale = scales[line.index]
+        scale = unit(line)
         if values and scale is not None:
             found = [(step, np.mean(at), min(at), max(at)) for step, at in sorted(values.items())]
             curve = np.array(found).T  # (4, steps): step, mean, least and most

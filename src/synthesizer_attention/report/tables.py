@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from synthesizer_attention.errors import printable
 from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
 from synthesizer_attention.metrics.scores import METRICS, base_metric, shown
-from synthesizer_attention.report.load import Row, Study, plain_change
+from synthesizer_attention.report.load import Row, plain_change
 from synthesizer_attention.report.summary import (
     MISSING,
     Line,
@@ -359,17 +359,6 @@ def varied_table(summary: Summary) -> Cells | None:
     names = (", ".join(map(plain_change, varied)) for varied in values)
     rows = [[name, *line] for name, line in cells.items()]
     return (["variant", *names], rows) if values else None
-
-
-def varied_points(study: Study, metric: str) -> dict[str, list[tuple[str, list[float]]]]:
-    """For a plot: each variant's scores by the value that was varied, where one key was."""
-    points: dict[str, list[tuple[str, list[float]]]] = {}
-    for row in study.rows:
-        scores = list(row.scores(metric).values())
-        if len(row.varied) == 1 and scores:
-            value = row.varied[0].partition("=")[2]
-            points.setdefault(row.name, []).append((value, scores))
-    return points
 
 
 # What the search tried for each row, what it chose, and by how many seeds.

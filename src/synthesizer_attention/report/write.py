@@ -146,7 +146,10 @@ def value_plot(summary: Summary) -> Plot:
     if len(keys) != 1 or summary.study.facts.get("ladder"):
         return Plot("", "")
     (key,) = keys
-    points = tables.varied_points(summary.study, summary.metric)
+    points: dict[str, list[tuple[str, list[float]]]] = {}
+    for row in summary.study.rows:
+        if row.varied and (scores := [*row.scores(summary.metric).values()]):
+            points.setdefault(row.name, []).append((row.varied[0].partition("=")[2], scores))
     caption = f"Means over seeds, by {key}; small open marks beside them are single seeds."
     return Plot(plots.by_value(summary, points, key.rpartition(".")[2]), caption)
 
