@@ -150,17 +150,14 @@ NUMBERED = [
 ]
 
 
-@pytest.mark.parametrize("number", NUMBERS[2:], ids=["23 digits", "4301 digits"])
 @pytest.mark.parametrize("command", NUMBERED)
-def test_an_absurd_number_on_the_command_line_is_one_error(
-    command, number, tmp_path, monkeypatch, capsys
-):
+def test_an_absurd_number_on_the_command_line_is_one_error(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(dump(language_model(tmp_path)))
-    with at_once():
-        code = main(command.replace("N", number).split())
-    assert code == 2
-    assert "error" in capsys.readouterr().err.casefold()
+    for number in NUMBERS[2:]:
+        with at_once():
+            assert main(command.replace("N", number).split()) == 2
+        assert "error" in capsys.readouterr().err.casefold()
 
 
 def test_memory_that_is_not_there_is_one_line(capsys):

@@ -238,6 +238,7 @@ def test_what_is_built_is_private_whatever_the_umask(tmp_path, monkeypatch):
     kernel.loaded.cache_clear()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_that_build_at_once_leave_one_kernel_that_loads(tmp_path, monkeypatch):
     home = tmp_path / "cache"

@@ -92,7 +92,8 @@ FOLDERS = {
     "a pipe": (instead("config.json", os.mkfifo), "is not a regular file"),
     "weights in a pipe": (instead("model.safetensors", os.mkfifo), "is not a regular file"),
     "endless weights": (
-        instead("model.safetensors", lambda path: path.symlink_to("/dev/zero")), "is not a regular file",
+        instead("model.safetensors", lambda path: path.symlink_to("/dev/zero")),
+        "is not a regular file",
     ),
     "rubbish": (
         instead("model.safetensors", lambda path: path.write_bytes(b"\xff" * 99)), "cannot load",

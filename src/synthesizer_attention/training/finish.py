@@ -170,7 +170,7 @@ def load_model(
 ) -> SynthesizerPreTrainedModel:
     """The model of a finished run, by default with the weights in model/.
 
-    Its files are compared with the manifest first; `verify=False` compares their sizes alone.
+    Its files are compared with their hashes first; `verify=False` compares their sizes alone.
     """
     run.check("model/", hashes=verify)
     run.recipe()
