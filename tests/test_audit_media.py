@@ -296,7 +296,7 @@ def test_a_model_of_texts_and_images_at_once_is_refused(tmp_path):
 def test_a_huge_image_is_refused(home, tmp_path):
     """A small file that would take gigabytes."""
     stream = io.BytesIO()
-    Image.new("1", (30_000, 30_000)).save(stream, "PNG")
+    Image.new("1", (14_000, 14_000)).save(stream, "PNG")
     _, _, media, _ = subject(home, "vit")
     example = Example(("huge.png",), file=stream.getvalue())
     with pytest.raises(UserError, match=r"huge.png is no image that can be read"):
