@@ -1,4 +1,4 @@
-"""From a user's own file to a recipe: task, columns, length and size, with reasons (no torch).
+"""Infer a recipe from a user's file: task, columns, length and size, with reasons (no torch).
 
 Every guess is a setting of a built-in recipe: it can be said, changed and run again. What the user
 sets is taken as it is, and what depends on it follows it.

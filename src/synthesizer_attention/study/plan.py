@@ -1,4 +1,4 @@
-"""The plan of a study: its rows and seeds, the recipe of every run, and study.json (no torch)."""
+"""Plan a study: rows, seeds and the recipe of every run; write and check study.json (no torch)."""
 
 import hashlib
 import json

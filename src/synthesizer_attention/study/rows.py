@@ -1,4 +1,4 @@
-"""What a user asks of a comparison, and the rows that follow from it (no torch).
+"""Make the rows of a comparison from what a user asks (no torch).
 
 A row is a label, a spec and settings that other rows do not have. A user names it by both:
 

@@ -1,12 +1,12 @@
-"""What is tried on validation before the table: rows with better settings, the opponent (no torch).
+"""Search the settings of rows on validation, before the table is trained (no torch).
 
-Where a user's file is read, the amount of data decides some settings of all rows. Each choice
-(tokenizer, then dropout) is a few whole trainings of one cheap row, `dot`; the best goes into the
-recipe of every row. A translation's length is raised until no more than one pair in a hundred is
-cut. Then each row's learning rates and dot's positions are searched.
+A user's file may be large or small, so some settings of all rows depend on it. `dot`, a cheap row,
+is trained with each tokenizer, then with each dropout, and the best go into every recipe. For a
+translation, max_len grows until it cuts at most one pair in a hundred. Then each row searches its
+learning rates, and dot its positions.
 
-Trials have seeds of their own and never see test. Where they have two seeds, the best settings of
-each row are trained again under the second, and the mean of both decides: tune.py.
+Trials have seeds of their own and never see test. The best settings of a row are trained again
+under a second seed, and the mean of both decides: tune.py.
 """
 
 from collections.abc import Sequence
@@ -166,32 +166,26 @@ def _num_trials(plan: Plan, row: Row) -> int:
     return plan.asked.trials or int(row.candidate and several and finds)
 
 
-def _settings(plan: Plan, trial: int) -> Settings:
-    return settings_of(plan.shared, trial) if plan.asked.trials else {}
-
-
-def _trial_path(plan: Plan, row: Row, trial: int, seed: int) -> Path:
-    name = f"trial{trial + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
-    return plan.out / "trials" / row.folder / name
-
-
-def _known(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any] | None:
-    """What study.json says of a trial whose run is not kept."""
-    path, tried = _trial_path(plan, row, trial, seed), list_settings(_settings(plan, trial))
-    if path.exists():
-        return None
-    run = str(path.relative_to(plan.out))
-    return next((t for t in row.trials if (t["run"], t["changes"]) == (run, tried)), None)
+def _trial(
+    plan: Plan, row: Row, number: int, seed: int
+) -> tuple[Path, Settings, dict[str, Any] | None]:
+    """Where a trial goes, what it sets, and what study.json says of one whose run is not kept."""
+    settings = settings_of(plan.shared, number) if plan.asked.trials else {}
+    name = f"trial{number + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
+    path = plan.out / "trials" / row.folder / name
+    own = str(path.relative_to(plan.out)), list_settings(settings)
+    known = next((t for t in row.trials if (t["run"], t["changes"]) == own), None)
+    return path, settings, None if path.exists() else known
 
 
 def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]:
     """The runs of trials, given as row and trial, but for those that study.json knows."""
     jobs = []
     for number, trial in chosen:
-        row = plan.rows[number]
-        if _known(plan, row, trial, seed) is None:
-            recipe = plan.recipe(row, seed, _settings(plan, trial))
-            jobs.append(Job(number, recipe, _trial_path(plan, row, trial, seed), "validation"))
+        path, settings, known = _trial(plan, plan.rows[number], trial, seed)
+        if known is None:
+            recipe = plan.recipe(plan.rows[number], seed, settings)
+            jobs.append(Job(number, recipe, path, "validation"))
     return jobs
 
 
@@ -199,13 +193,12 @@ def _best_trials(plan: Plan, row: Row, count: int) -> list[int]:
     """The numbers of the trials that are trained again."""
     once = [_record(plan, row, trial, TRIAL_SEEDS[0]) for trial in range(count)]
     best = worth_repeating(once, plan.repeated)
-    return [t for t in range(count) if tuple(list_settings(_settings(plan, t))) in best]
+    return [number for number, trial in enumerate(once) if tuple(trial["changes"]) in best]
 
 
 def _record(plan: Plan, row: Row, trial: int, seed: int) -> dict[str, Any]:
-    path = _trial_path(plan, row, trial, seed)
-    record = _trial_record(plan, path, _settings(plan, trial), seed=seed)
-    return record | (_known(plan, row, trial, seed) or {})
+    path, settings, known = _trial(plan, row, trial, seed)
+    return _trial_record(plan, path, settings, seed=seed) | (known or {})
 
 
 def _trial_record(plan: Plan, path: Path, settings: Settings, **more: int) -> dict[str, Any]:
@@ -228,8 +221,8 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
     first, second = TRIAL_SEEDS
     again_too = set(_best_trials(plan, row, count))
     for trial in range(count) if plan.repeated else ():  # or before more trials beat it
-        path = _trial_path(plan, row, trial, second)
-        if Run(path).is_finished or _known(plan, row, trial, second):
+        path, _, known = _trial(plan, row, trial, second)
+        if known or Run(path).is_finished:
             again_too.add(trial)
     trials = [_record(plan, row, trial, first) for trial in range(count)]
     trials += [_record(plan, row, trial, second) for trial in sorted(again_too)]

@@ -1,4 +1,4 @@
-"""Which settings a row tries before it is measured, and which of them it takes (no torch).
+"""Choose the settings that a row tries on validation, and the one that it takes (no torch).
 
 Every row has the same number of trials and is judged on validation, by seeds that are never
 reported. Trial n is the n-th point of a sequence that fills the square evenly and does not depend
