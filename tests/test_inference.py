@@ -294,9 +294,13 @@ def test_a_users_file_is_opened_twice_before_training_and_planning_draws_nothing
     script = f"""
 import sys
 opened = []
-sys.addaudithook(
-    lambda event, args: event == "open" and args[0] == {str(path)!r} and opened.append(args)
-)
+def hook(event, args):
+    if event == "open" and args[0] == {str(path)!r}:
+        frame = sys._getframe()
+        while frame and frame.f_code.co_name != "check_regular_file":  # which reads nothing
+            frame = frame.f_back
+        opened.extend([] if frame else [args])
+sys.addaudithook(hook)
 from pathlib import Path
 from synthesizer_attention.study.rows import Asked
 from synthesizer_attention.study.plan import draw_up
@@ -355,7 +359,6 @@ class Told(Here):
             better = ('kind = "word"' in order["recipe"]) + ("dropout = 0.3" in order["recipe"])
             result = {**run.result(), "validation": {"accuracy": 50.0 + better}}
             (run.path / "result.json").write_text(json.dumps(result))
-            (run.path / "manifest.json").unlink()
         return answer
 
 
