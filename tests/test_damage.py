@@ -332,11 +332,7 @@ def test_errors_of_the_file_system_are_one_line(monkeypatch, capsys, tmp_path):
             r"the machine has [\d,.]+ GB; lower model.max_len",
         ),
         ("model.d_ff=4611686018427387904", r"expected less than or equal to 16777216"),
-        ("train.accumulate=1000000000000000000", r"expected less than or equal to 65536"),
-        ("train.steps=4611686018427387904", r"expected less than or equal to 1000000000"),
-        ("evaluate.length_penalty=1e300", r"expected less than or equal to 10"),
         ("train.lr=inf", r"expected a finite number"),
-        ("model.num_layers=1000000000", r"expected less than or equal to 1024"),
     ],
 )
 def test_absurd_sizes_are_refused_before_anything_is_allocated(tmp_path, change, words):

@@ -113,9 +113,3 @@ def test_what_is_odd_and_whole_is_read(tmp_path, name, head, line):
     lines = [head, *(line.format(n, n % 2) for n in range(20))]
     (tmp_path / name).write_text("".join(lines), encoding="utf-8")
     assert infer_recipe(str(tmp_path / name)).recipe == "classification"
-
-
-def test_a_compressed_table_is_refused_with_what_can_be_read(tmp_path):
-    (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b\x08")
-    with pytest.raises(UserError, match=r"cannot read .*a\.csv\.gz; expected \.parquet, \.jsonl"):
-        infer_recipe(str(tmp_path / "a.csv.gz"))

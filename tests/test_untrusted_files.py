@@ -24,7 +24,7 @@ from synthesizer_attention.data.sources import open_source
 from synthesizer_attention.data.tokenizer import load_tokenizer
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import SynthesizerConfig
-from synthesizer_attention.report.load import read_run, read_studies
+from synthesizer_attention.report.load import read_run
 from synthesizer_attention.report.write import write_report
 from synthesizer_attention.run.files import check_folder_name, write_atomically
 from synthesizer_attention.run.recipe import load_recipe
@@ -240,39 +240,6 @@ def test_arrays_of_other_types_are_left_out(studied, tmp_path, array):
     run = shutil.copytree(studied / "dense" / "seed2", tmp_path / "seed2")
     np.savez(run / "statistics.npz", token_accuracy=array)
     assert read_run(run).arrays("statistics.npz") == {}
-
-
-ROWS = {
-    "a number for a label": {"label": 5},
-    "nothing for a spec": {"spec": None},
-    "text for runs": {"runs": "abc"},
-    "a list for a note": {"note": [1]},
-    "text for trials": {"trials": "abc"},
-    "a trial without a value": {"trials": [{"changes": ["lr"], "validation": 1.0}]},
-    "a number for what varies": {"varied": [1]},
-}
-WHOLE = {
-    "rows": {"a": 1},
-    "margin": -3,
-    "command": 5,
-    "looks": {"planned": "x", "taken": 5},
-    "opponent": {"label": 5, "configured": None, "how": [1], "trials": 7},
-    "pretrain": {"recipe": "a", "steps": "b"},
-}
-
-
-@pytest.mark.parametrize("name", [*ROWS, *WHOLE])
-def test_a_study_of_other_types_is_refused(studied, tmp_path, name):
-    home = shutil.copytree(studied, tmp_path / "shift")
-    study = json.loads((home / "study.json").read_text())
-    if name in WHOLE:
-        study[name], place = WHOLE[name], name
-    else:
-        study["rows"][1] |= ROWS[name]
-        (place,) = ROWS[name]
-    (home / "study.json").write_text(json.dumps(study))
-    with pytest.raises(UserError, match=rf"study.json is not .* \((rows.1.)?{place}"):
-        read_studies([home])
 
 
 def linked(home):
