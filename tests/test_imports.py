@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "report": {
         "run",
         "metrics",
+        "study.evidence",
         "study.stats",
         "study.ladder",
         "study.rows",

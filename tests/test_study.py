@@ -203,7 +203,7 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(fini
     assert any("for these trials (20 runs left, 1 worker" in line for line in said)
     study = study_of(asked)
     assert study["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
-    assert study["rule"] == "holm"
+    assert study["rule"] == "graph"
     for row, record in zip(plan.rows, study["rows"], strict=True):
         scores = {}
         for trial in record["trials"]:

@@ -1,9 +1,9 @@
 """The error rate of the whole verdict: made-up studies, judged by the code that judges real ones.
 
-    python tools/simulation.py --studies 4000      # the tables of docs/verdict.md
+    python tools/simulation.py --studies 2000      # the tables of docs/compare.md
 
-A study has one dot and some rows of one true gain. At the margin every word but undecided counts as
-wrong (no worse, better and worse alike); at equality better and worse do.
+A study has one dot and some rows of one true gain; the first row is the primary one. At the margin
+better, no worse and worse all count as wrong; at equality better, behind and worse do.
 """
 
 import argparse
@@ -12,17 +12,17 @@ from functools import partial
 
 import numpy as np
 
+from synthesizer_attention.study.evidence import HOLM, Influences, effective_units, weigh
 from synthesizer_attention.study.stats import (
+    BEHIND,
     BETTER,
     NO_WORSE,
     PLANNED,
+    RULES,
     WORSE,
-    Influences,
     Looks,
     decide,
-    effective_units,
     is_open,
-    weigh,
 )
 
 MARGIN = 1.0
@@ -41,13 +41,16 @@ class Noise:
     tails: str = NORMAL
     documents: tuple[int, ...] = ()  # examples of each, which share half of their variance
     failing: float = 0.0  # share of a row's seeds that fail, losing FALL margins
+    unequal: float = 0.0  # standard deviation of the logarithm of each row's and dot's spread
+    wider: tuple[int, ...] = ()  # rows that spread WIDER times as much as the others
 
 
-FALL = 20
+FALL, WIDER = 20, 3
 
 SIZES = tuple(int(size) for size in np.exp(np.random.default_rng(0).normal(2, 1.0, 23)) + 1)
 NOISES = {
     "seeds": Noise(0.3, 0.3, examples=2),
+    "seeds, 0.7 margins wide": Noise(0.7, 0.7, examples=2),
     "seeds, dot's spread a tenth": Noise(0.3, 0.03, examples=2),
     "seeds, rows' spread a tenth": Noise(0.03, 0.3, examples=2),
     "seeds, heavy tails (t, 3 degrees)": Noise(0.3, 0.3, examples=2, tails=HEAVY),
@@ -62,6 +65,14 @@ NOISES = {
     "23 documents of uneven size": Noise(0.1, 0.1, 1.5, 1.0, documents=SIZES),
     "300 documents": Noise(0.1, 0.1, 6.0, 1.0, documents=(7,) * 300),
 }
+UNEQUAL = {
+    "spreads differ by log-sd 0.5": Noise(0.3, 0.3, examples=2, unequal=0.5),
+    "spreads differ by log-sd 1": Noise(0.3, 0.3, examples=2, unequal=1.0),
+    "the primary row spreads three times as much": Noise(0.3, 0.3, examples=2, wider=(0,)),
+    "another row spreads three times as much": Noise(0.3, 0.3, examples=2, wider=(1,)),
+    "two rows spread three times as much": Noise(0.3, 0.3, examples=2, wider=(1, 2)),
+    "dot spreads three times as much": Noise(0.3, 0.9, examples=2),
+}
 NARROW = {  # noise far above the margin: where better and worse are both near
     "seeds five margins wide": Noise(5.0, 5.0, examples=2),
     "examples, five margins wide": Noise(example=50.0),
@@ -72,28 +83,42 @@ BIMODAL = {
 }
 
 
-def draw(rng, noise, rows, seeds, gain):
+def draw(rng, noise, rows, seeds, gain, rule=HOLM):
     """Evidence of each row of one study, at each number of seeds in `seeds`."""
     most, examples = max(seeds), sum(noise.documents) or noise.examples
     normal = partial(_heavy, rng) if noise.tails == HEAVY else partial(rng.normal, 0.0, 1.0)
     units = np.repeat(np.arange(len(noise.documents)), noise.documents) if noise.documents else None
 
-    def table(level, spread, example):
-        values = level + normal((most, 1)) * spread + np.zeros((1, examples))
+    def table(level, spread, example, count):
+        if noise.unequal:
+            spread = spread * np.exp(noise.unequal * rng.normal())
+        values = level + normal((count, 1)) * spread + np.zeros((1, examples))
         if example:
             own = normal(examples)
             if units is not None:
                 own = np.sqrt(0.5) * (own + normal(len(noise.documents))[units])
             values = values + own * example
-        return values + normal((most, examples)) * noise.both if noise.both else values
+        return values + normal((count, examples)) * noise.both if noise.both else values
 
-    dot = table(0.0, noise.dot_seed, 0.0)
+    dot = table(0.0, noise.dot_seed, 0.0, rule.dot_seeds(most, rows))
     found = []
-    for _ in range(rows):
+    for place in range(rows):
         lost = FALL * MARGIN * (rng.random((most, 1)) < noise.failing)
         mean_lost = FALL * MARGIN * noise.failing
-        found.append(table(gain + mean_lost, noise.row_seed, noise.example) - lost)
-    return [[_weigh(row[:n], dot[:n], units) for row in found] for n in seeds]
+        spread = noise.row_seed * (WIDER if place in noise.wider else 1)
+        found.append(table(gain + mean_lost, spread, noise.example, most) - lost)
+    return [_weigh_all([row[:n] for row in found], dot, n, units, rule) for n in seeds]
+
+
+def _weigh_all(rows, dot, seeds, units, rule):
+    dot = dot[: rule.dot_seeds(seeds, len(rows))]
+    variances = [side.mean(1).var(ddof=1) for side in (dot, *rows)]
+    variance = np.average(variances, weights=[len(side) - 1 for side in (dot, *rows)])
+    more = rule.prior_freedom(len(rows))
+    return [
+        _weigh(row, dot, units, rule, (variance, more if place else 0, more))
+        for place, row in enumerate(rows)
+    ]
 
 
 def _heavy(rng, shape):
@@ -101,7 +126,7 @@ def _heavy(rng, shape):
     return rng.standard_t(3, shape) / np.sqrt(3)
 
 
-def _weigh(row, dot, units):
+def _weigh(row, dot, units, rule=HOLM, prior=(0.0, 0, 0)):
     """The jackknife of a mean, in closed form; a test holds it against jackknife()."""
     scores = row.mean(1), dot.mean(1)
     sizes = np.bincount(units) if units is not None else np.ones(row.shape[1])
@@ -113,10 +138,10 @@ def _weigh(row, dot, units):
         without = (whole[:, None] * sizes.sum() - sums) / rest
         effect = (len(sizes) - 1) * (whole[:, None] - without)
         sides.append(Influences(effect, effective_units(row.shape[1], units)))
-    return weigh(*scores, *sides)
+    return weigh(*scores, *sides, rule=rule, prior=prior)
 
 
-def draw_binary(rng, examples, rows, seeds, rate):
+def draw_binary(rng, examples, rows, seeds, rate, rule=HOLM):
     """Dot answers all examples right; a row fails on a kind of example that is `rate` of all."""
     ones = Influences(np.zeros((seeds, examples)), examples)
     found = []
@@ -125,14 +150,14 @@ def draw_binary(rng, examples, rows, seeds, rate):
         values = np.tile(right, (seeds, 1))
         mine = Influences(values - values.mean(1, keepdims=True), examples)
         full = np.full(seeds, 100.0)
-        found.append(weigh(values.mean(1), full, mine, ones, limit=100.0))
+        found.append(weigh(values.mean(1), full, mine, ones, limit=100.0, rule=rule))
     return [found]
 
 
-def simulate(make, studies, looks=None, *, seed=0):
+def simulate(make, studies, looks=None, *, seed=0, rule=HOLM):
     """The words of so many studies; with looks, each is stopped as `Looks.after` would."""
     rng = np.random.default_rng(seed)
-    return [[one.word for one in decide(make(rng), MARGIN, looks)] for _ in range(studies)]
+    return [[one.word for one in decide(make(rng), MARGIN, looks, rule, 0)] for _ in range(studies)]
 
 
 def rate_wrong(words, wrong):
@@ -140,7 +165,7 @@ def rate_wrong(words, wrong):
     return float(np.mean([any(word in wrong for word in row) for row in words]))
 
 
-AT_MARGIN, AT_EQUALITY = (BETTER, NO_WORSE, WORSE), (BETTER, WORSE)
+AT_MARGIN, AT_EQUALITY = (BETTER, NO_WORSE, WORSE), (BETTER, BEHIND, WORSE)
 
 
 @dataclass(frozen=True)
@@ -150,34 +175,39 @@ class Rates:
     margin: float
     equality: float
     decided: float
+    primary: float  # of primary rows alone
 
 
-def family_wise(noise, *, rows, studies, seed=0):
+def family_wise(noise, *, rows, studies, seed=0, rule=HOLM, planned=PLANNED):
     """Rates with the seeds of each planned look fixed before, and with all looks in turn."""
     rng, words = np.random.default_rng(seed), {}
     for _ in range(studies):
-        at_margin = draw(rng, noise, rows, PLANNED, -MARGIN)
+        at_margin = draw(rng, noise, rows, planned, -MARGIN, rule)
         equal = [[replace(one, gain=one.gain + MARGIN) for one in row] for row in at_margin]
         for truth, found in (("margin", at_margin), ("equality", equal)):
-            for count, evidence in zip(PLANNED, found, strict=True):
-                once = decide([evidence], MARGIN, Looks.once(count))
+            for count, evidence in zip(planned, found, strict=True):
+                once = decide([evidence], MARGIN, Looks.once(count), rule, 0)
                 words.setdefault((count, truth), []).append([one.word for one in once])
-            looked = decide(found, MARGIN, Looks(PLANNED, PLANNED))
+            looked = decide(found, MARGIN, Looks(planned, planned), rule, 0)
             words.setdefault(("looks", truth), []).append([one.word for one in looked])
     return {
         count: Rates(
             rate_wrong(words[count, "margin"], AT_MARGIN),
             rate_wrong(words[count, "equality"], AT_EQUALITY),
             float(np.mean([not is_open(w) for row in words[count, "equality"] for w in row])),
+            float(np.mean([not is_open(row[0]) for row in words[count, "equality"]])),
         )
-        for count in (*PLANNED, "looks")
+        for count in (*planned, "looks")
     }
 
 
-def binary(examples, *, rows, seeds, studies, seed=0):
+def binary(examples, *, rows, seeds, studies, seed=0, rule=HOLM):
     """How often any row is wrongly called no worse that fails on just the margin's share."""
     words = simulate(
-        lambda rng: draw_binary(rng, examples, rows, seeds, MARGIN / 100), studies, seed=seed
+        lambda rng: draw_binary(rng, examples, rows, seeds, MARGIN / 100, rule),
+        studies,
+        seed=seed,
+        rule=rule,
     )
     return rate_wrong(words, (NO_WORSE, BETTER))
 
@@ -190,21 +220,29 @@ def percent(value):
 def main():
     """Print the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--studies", type=int, default=4000)
-    parser.add_argument("--rows", type=int, default=10)
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 13])
+    parser.add_argument("--rules", nargs="+", default=[*RULES])
+    parser.add_argument("--noises", default="", help="those whose name contains it")
     asked = parser.parse_args()
-    print("| noise | 3 seeds | 5 seeds | 8 seeds | 12 seeds | looks at 3, 5, 8, 12 |")
-    print("|---|---|---|---|---|---|")
-    for name, noise in (NOISES | NARROW | BIMODAL).items():
-        found = family_wise(noise, rows=asked.rows, studies=asked.studies).values()
-        cells = [" / ".join(map(percent, astuple(rates))) for rates in found]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    print("\n| test examples | any wrong no worse, 1 row | 10 rows |\n|---|---|---|")
+    seeds = " | ".join(f"{count} seeds" for count in PLANNED)
+    print(f"| noise | rows | rule | {seeds} | looks |\n|---|---|---|{'---|' * 5}")
+    for name, noise in (NOISES | UNEQUAL | NARROW | BIMODAL).items():
+        if asked.noises not in name:
+            continue
+        for rows in asked.rows:
+            for rule in asked.rules:
+                found = family_wise(noise, rows=rows, studies=asked.studies, rule=RULES[rule])
+                cells = [" / ".join(map(percent, astuple(rates))) for rates in found.values()]
+                print(f"| {name} | {rows} | {rule} | {' | '.join(cells)} |", flush=True)
+    print("\n| test examples | rule | any wrong no worse, 1 row | 10 rows |\n|---|---|---|---|")
     for examples in (20, 100, 300, 600, 1000, 3000):
-        rates = [
-            binary(examples, rows=rows, seeds=3, studies=asked.studies) for rows in (1, asked.rows)
-        ]
-        print(f"| {examples} | {' | '.join(percent(rate) for rate in rates)} |", flush=True)
+        for rule in asked.rules:
+            rates = [
+                binary(examples, rows=rows, seeds=3, studies=asked.studies, rule=RULES[rule])
+                for rows in (1, 10)
+            ]
+            print(f"| {examples} | {rule} | {' | '.join(map(percent, rates))} |", flush=True)
 
 
 if __name__ == "__main__":

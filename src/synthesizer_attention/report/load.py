@@ -28,6 +28,7 @@ from synthesizer_attention.run.records import PACKED, STUDY, Result, opened, rea
 from synthesizer_attention.run.records import Study as StudyRecord
 from synthesizer_attention.run.run import RECIPE, RESULT, WEIGHTS, Run
 from synthesizer_attention.spec import TABLE_2, normalize_spec
+from synthesizer_attention.study.evidence import HOLM, Rule
 from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import Looks, Measured, rule_of
 
@@ -203,6 +204,7 @@ class Study:
     command: str | None = None
     margin: float | None = None
     looks: Looks | None = None
+    rule: Rule = HOLM
     facts: dict[str, Any] = field(default_factory=dict)  # match, tune, chosen_for, quick
 
     @property
@@ -406,12 +408,13 @@ def _read_study(file: Path, verify: bool) -> Study:
                     f"has {wrong}; restore the file that was changed"
                 )
     with blaming(file):
-        rule_of(stored)
+        rule = rule_of(stored)
         looks = Looks.read(stored["looks"]) if stored.get("looks") else None
-    known = {"command", "margin", "rows", "recipe", "looks"}
+    known = {"command", "margin", "rows", "recipe", "looks", "rule"}
     facts = {key: value for key, value in stored.items() if key not in known}
     name = stored.get("recipe") or home.name
-    return Study(name, home, tuple(rows), stored.get("command"), stored.get("margin"), looks, facts)
+    told = (stored.get("command"), stored.get("margin"))
+    return Study(name, home, tuple(rows), *told, looks, rule, facts)
 
 
 def _contradiction(row: Row, settings: Sequence[str], run: Record) -> str | None:

@@ -12,9 +12,9 @@ from synthesizer_attention.report.load import Row, machines
 from synthesizer_attention.report.summary import Summary
 from synthesizer_attention.report.tables import trials_of
 from synthesizer_attention.spec import DEFAULTS, NONE
+from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.rows import AS_LARGE, DOT
 from synthesizer_attention.study.stats import (
-    FEWEST_SEEDS,
     FEWEST_UNITS,
     LEVEL,
     failing_rate,

@@ -13,11 +13,11 @@ from synthesizer_attention.metrics.scores import METRICS, base_metric, shown
 from synthesizer_attention.report.load import Record, Row, Study, blaming, plain_change
 from synthesizer_attention.run.records import STUDY
 from synthesizer_attention.spec import NONE, parse_spec, split_layers, variants
+from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.rows import AGAIN, AS_LARGE, DOT
 from synthesizer_attention.study.stats import (
     BETTER,
     BITS,
-    FEWEST_SEEDS,
     LANGUAGE_MODEL,
     NO_WORSE,
     NOT_JUDGED,
@@ -181,7 +181,8 @@ def summarize(study: Study) -> Summary:
     higher = first is None or first.told("higher_is_better") is not False
     opponent = study.opponent()
     dot = opponent if opponent is not None and opponent.finished else None
-    seeds = {run.seed for row in study.rows if row.label != AGAIN for run in row.finished}
+    apart = [AGAIN] if dot is None or study.rule.most_dot_seeds == 1 else [AGAIN, dot.label]
+    seeds = {run.seed for row in study.rows if row.label not in apart for run in row.finished}
     looks = study.looks and study.looks.within(len(seeds))
     asked: dict[str, Any] = {"metric": metric, "higher_is_better": higher, "margin": study.margin}
     compared: dict[str, Comparison] = {}
@@ -194,10 +195,10 @@ def summarize(study: Study) -> Summary:
                 check_margin(study.margin, metric, reference)
         margin = margin_text(study, metric, reference)
         rows = [row for row in study.rows if row.label != AGAIN]
-        compared = compare(study, rows, metric, higher, study.margin, looks)
         for row in study.rows:
             if row.label == AGAIN and row.finished:
                 again = judge_again(reference, row.measured(metric), **asked)
+        compared = compare(study, rows, metric, higher, study.margin, looks)
         if is_void(again):
             compared = {label: voided(found) for label, found in compared.items()}
     rivals = []
@@ -205,7 +206,13 @@ def summarize(study: Study) -> Summary:
         for rival in [row for row in study.rows if row.label == label and row.finished][:1]:
             others = [row for row in study.rows if row.finished and row.label not in (label, AGAIN)]
             beside = rival.measured(metric)
-            found = judge(beside, [row.measured(metric) for row in others], **asked, looks=looks)
+            found = judge(
+                beside,
+                [row.measured(metric) for row in others],
+                **asked,
+                looks=looks,
+                rule=study.rule,
+            )
             by_label = {comparison.label: comparison for comparison in found}
             rivals.append(Rival(label, margin_text(study, metric, beside), by_label))
     ordered = sorted(study.rows, key=lambda row: row is not opponent)
@@ -252,6 +259,8 @@ def compare(
 ) -> dict[str, Comparison]:
     """What is known of each row beside its own dot, by label; varied values are judged apart."""
     found: dict[str, Comparison] = {}
+    again = next((row for row in study.rows if row.label == AGAIN and row.finished), None)
+    pooled = again is not None and study.rule.most_dot_seeds > 1
     trained = [row for row in rows if row.finished]
     for varied in dict.fromkeys(row.varied for row in trained):
         same = [row for row in trained if row.varied == varied]
@@ -266,6 +275,9 @@ def compare(
             higher_is_better=higher_is_better,
             margin=margin,
             looks=looks,
+            rule=study.rule,
+            primary=study.facts.get("primary"),
+            again=again.measured(metric) if again is not None and pooled else None,
         ):
             found[comparison.label] = comparison
     return found

@@ -239,6 +239,7 @@ class Study(Record):
     command: str | None = None
     recipe: str | None = None
     rule: str | None = None  # that its verdicts follow; older studies have none
+    primary: str | None = None  # label of the row that has half of the level first
     margin: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     match: Match | None = None
     tune: Count | None = None
@@ -270,6 +271,8 @@ class Study(Record):
         dots = [row.label for row in self.rows if row.spec == "dot"]
         if self.opponent and self.opponent.label not in (None, *dots):
             raise ValueError(f"opponent.label: {self.opponent.label!r} is no row of dot products")
+        if self.primary not in (None, *labels):
+            raise ValueError(f"primary: {self.primary!r} is no row")
         return self
 
     @classmethod

@@ -12,17 +12,12 @@ from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.records import read_arrays
 from synthesizer_attention.run.run import Run
+from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.live import Job, jobs_of, perform
 from synthesizer_attention.study.plan import Plan, draw_up
 from synthesizer_attention.study.rows import AGAIN, Asked, Row
 from synthesizer_attention.study.search import fit_to_data, search, settle
-from synthesizer_attention.study.stats import (
-    FEWEST_SEEDS,
-    Measured,
-    is_open,
-    judge,
-    power_sentence,
-)
+from synthesizer_attention.study.stats import Measured, is_open, judge, power_sentence
 from synthesizer_attention.study.workers import Say, WorkerPool, ask, open_pool, parse_jobs
 
 

@@ -28,6 +28,7 @@ from synthesizer_attention.run.recipe import (
 from synthesizer_attention.run.records import STUDY, Study, unpack
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import import_modules, normalize_spec, parse_positions
+from synthesizer_attention.study.evidence import FEWEST_SEEDS, RULE, Rule
 from synthesizer_attention.study.guess import Guess, infer_recipe, is_data
 from synthesizer_attention.study.rows import (
     FOUND,
@@ -39,15 +40,7 @@ from synthesizer_attention.study.rows import (
     rows_of,
     size_control,
 )
-from synthesizer_attention.study.stats import (
-    FEWEST_SEEDS,
-    LEVEL,
-    PLANNED,
-    RULE,
-    Looks,
-    Rule,
-    rule_of,
-)
+from synthesizer_attention.study.stats import LEVEL, PLANNED, Looks, rule_of
 from synthesizer_attention.study.tune import REPEATED, TRIAL_SEEDS
 from synthesizer_attention.study.workers import parse_jobs
 

@@ -1,227 +1,76 @@
-"""Is a row no worse than dot? Non-inferiority with a margin, over seeds and examples (no torch).
+"""Is a row no worse than dot? Words for rows, with one error rate for the table (no torch).
 
-Evidence. All rows meet the same test examples, so examples are paired; seeds of two rows have
-nothing in common that shows in their scores, so seeds are not. The mean gain over n seeds has these
-errors:
+An interval (evidence.py) gives the word: better if its lower end is above zero, no worse if that
+end is above minus the margin, worse if its upper end is below minus the margin, behind if its upper
+end is below zero. Each side has half of the level for the whole table. A graphical procedure shares
+it out (Bretz et al. 2009): the chance of any wrong word is at most the level, however rows depend
+on each other. With planned looks every look has a part of the level (Bonferroni over looks). A row
+that is decided at a look keeps its word and is trained no further.
 
-    what other seeds would do      v = S_row^2/n + S_dot^2/n, S the spread of a row's scores
-    what other examples would do   V, by a jackknife over independent units of the test set,
-                                   less the part that S has already seen
+Two rules. study.json names the one its seeds were planned by; a study without a name has the first.
 
-and its one-sided bound at a level is
+    holm    equal shares; a row hands its share on once it is better, or worse; looks have the
+            shares of their seeds; row and dot have the same seeds; the rule of three is added
+    graph   the primary row begins with half of the level; a row that is no worse hands half of its
+            share to the others; dot has more seeds, n sqrt(rows); spreads are moderated: the mean
+            variance of dot and the rows near it counts as two or three further degrees of freedom
+            of each row, but not of the primary; the rule of three is added only where almost no
+            example tells the row from dot, and not to overlaps of text.
 
-    gain -+ sqrt(t[f]^2 v + t[U-1]^2 V + r^2),
-
-t Student's quantiles. f lies (n-2)/(n+1) of the way from the n - 1 degrees of freedom of one row to
-what Welch and Satterthwaite give to two: where one row's spread is a tenth of the other's, theirs
-make a bound at 0.2 % from three seeds err 2.4 times as often as it says, these 1.1 times. U is the
-effective number of units, (sum w)^2 / sum w^2 with w their sizes. r is the rule of three: a kind of
-example that never turned up among U units may be as common as -log(level)/U, which is as much as a
-score in percent can lose by it. Where luck makes seeds agree, the bound is still no nearer than
-other examples would move it with the models as they are.
-
-Words. A word is read off an interval: better where its lower end is above zero, no worse where that
-end is above minus the margin, worse where its upper end is below minus the margin. Each side has
-half of LEVEL for the whole table, so that the chance of any wrong word is at most LEVEL, however
-rows depend on each other:
-
-- lower ends: every row begins with an equal share. A row is tested for no worse, then for better,
-  with the same share; only when both pass does the share go to the other rows (a graphical
-  procedure: within a row a fixed sequence, over the rows Holm's).
-- upper ends: Holm over the rows for worse.
-
-With planned looks, each look has the part of the level that its seeds have of all planned seeds
-(Bonferroni over looks: right whatever the looks have in common). A row that is decided at a look
-keeps its word and is trained no further. A look that was not planned has no level left.
-
-The steps, each a function: Measured.read takes scores and statistics from runs, allowed sets the
-margin, gather weighs one row against dot, decide gives words, judge does all of it. The numbers of
-a rule are a Rule; study.json names the rule that its seeds were planned by.
+tools/simulation.py has the error rates of both. The steps, each a function: Measured.read takes
+scores and statistics from runs, allowed sets the margin, gather weighs one row against dot, decide
+gives words, judge does all of it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.metrics.labels import DOCUMENTS, Statistics, Total
+from synthesizer_attention.metrics.labels import DOCUMENTS, Statistics
 from synthesizer_attention.metrics.scores import METRICS
+from synthesizer_attention.study.evidence import (
+    FEWEST_SEEDS,
+    HOLM,
+    RULE,
+    Array,
+    Evidence,
+    Influences,
+    Rule,
+    Units,
+    effective_units,
+    jackknife,
+    seed_freedom,
+    t_quantile,
+    weigh,
+)
 
-Array = NDArray[np.float64]
-Units = NDArray[Any]  # (examples,), the document of each example
+RULES = {rule.name: rule for rule in (HOLM, RULE)}
+LEVEL, PLANNED, BITS = RULE.level, RULE.planned, RULE.bits
 
-
-@dataclass(frozen=True)
-class Rule:
-    """The numbers that verdicts are reached by."""
-
-    name: str  # as study.json has it
-    level: float  # the chance of any wrong word in a table
-    fewest_seeds: int  # below that a row is not judged
-    planned: tuple[int, ...]  # seeds at which --until-decided looks
-    share: float  # of dot's value, which a margin never exceeds
-    bits: float  # per byte: what a language model may lose and be no worse
-
-
-RULE = Rule("holm", level=0.05, fewest_seeds=3, planned=(3, 5, 8, 12), share=0.02, bits=0.02)
-RULES = {RULE.name: RULE}
-"""By name; a study without one was planned by the first."""
-LEVEL, FEWEST_SEEDS, PLANNED, BITS = RULE.level, RULE.fewest_seeds, RULE.planned, RULE.bits
-
+FAR = ("none", "fixed_random")  # rows whose spread says nothing of the others'
+OVERLAP = ("bleu", "chrf", "rouge", "meteor", "cider", "embedding")  # no share of right answers
 FEWEST_UNITS = 30  # below that a report warns
-MAX_BLOCKS = 500
 DRAWS = 4000  # simulated studies behind a power
 BETTER, NO_WORSE, WORSE, UNDECIDED = "better", "no worse", "worse", "undecided"
+BEHIND = "behind"  # below dot, not known to be by more than the margin
 NOT_JUDGED = "not judged"
 VOID = "void"
 
 
 def rule_of(study: Mapping[str, Any]) -> Rule:
     """The rule that a study.json names."""
-    name = study.get("rule") or RULE.name
+    name = study.get("rule") or HOLM.name
     if name not in RULES:
         raise UserError(
             f"rule is {name!r}, by which this version cannot judge; it knows {', '.join(RULES)}: "
             "install the version that wrote the record"
         )
     return RULES[name]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A gain over dot (positive is better) and the variances of its mean."""
-
-    gain: float
-    seeds: int
-    seed_variance: float  # what other seeds would do, on the test set at hand
-    freedom: float  # degrees of, of seed_variance
-    units: float  # effective number of independent ones in the test set
-    example_variance: float  # what other test examples would do beside that
-    fixed_variance: float = 0.0  # what other test examples would do to these very models
-    range: float = 0.0  # what a score can lose: 100 where it is in percent; 0: no such bound
-
-    @property
-    def suffices(self) -> bool:
-        """Whether there is enough of it to judge by."""
-        return self.seeds >= FEWEST_SEEDS and math.isfinite(self.example_variance)
-
-    def unseen(self, level: float) -> float:
-        """A bound on the effect of kinds of examples that never occurred."""
-        return self.range * -math.log(level) / self.units if self.range else 0.0
-
-    def error(self, level: float) -> float:
-        """How far the gain may be off at one side."""
-        by_units = t_quantile(level, max(1.0, self.units - 1)) ** 2
-        known = by_units * self.fixed_variance
-        if self.seeds >= FEWEST_SEEDS:
-            by_seeds = t_quantile(level, self.freedom) ** 2 * self.seed_variance
-            known = max(known, by_seeds + by_units * self.example_variance)
-        return math.sqrt(known + self.unseen(level) ** 2)
-
-
-@dataclass(frozen=True)
-class Influences:
-    """What each block of examples does to a row's score, seed by seed."""
-
-    values: Array  # (seeds, blocks); the mean over blocks is about zero
-    units: float  # effective number of independent units behind the blocks
-
-
-def weigh(
-    row_scores: Array, dot_scores: Array, row: Influences, dot: Influences, *, limit: float = 0.0
-) -> Evidence:
-    """Scores (seeds,), higher is better, and influences of a row and of dot, as evidence."""
-    seeds, blocks = row.values.shape
-    gain = float(row_scores.mean() - dot_scores.mean())
-    pieces = (row.values, dot.values, row_scores, dot_scores)
-    if not all(np.isfinite(piece).all() for piece in pieces):
-        return Evidence(gain, seeds, math.inf, 1.0, 2.0, math.inf, math.inf)
-    together = row.values.mean(0) - dot.values.mean(0)
-    fixed = float(together.var(ddof=1)) / blocks
-    if seeds < FEWEST_SEEDS:
-        return Evidence(gain, seeds, math.inf, 1.0, row.units, fixed, fixed, limit)
-    own = [float(scores.var(ddof=1)) / seeds for scores in (row_scores, dot_scores)]
-    # An example that one seed gets right and another wrong is in the seeds' spread already.
-    seen = sum(float(v.values.var(0, ddof=1).mean()) / (seeds * blocks) for v in (row, dot))
-    beside = max(0.0, fixed - seen)
-    freedom = seed_freedom(own[0], own[1], seeds)
-    return Evidence(gain, seeds, sum(own), freedom, row.units, beside, fixed, limit)
-
-
-def seed_freedom(row_variance: float, dot_variance: float, seeds: int) -> float:
-    """Degrees of freedom of the sum: from one row's part of the way to Satterthwaite's."""
-    squares = row_variance**2 + dot_variance**2
-    added = (row_variance + dot_variance) ** 2 / squares - 1 if squares else 1.0
-    return (seeds - 1) * (1 + added * (seeds - 2) / (seeds + 1))
-
-
-def effective_units(examples: int, units: Units | None) -> float:
-    """How many units of one size would tell as much; each example is one where none are given."""
-    if units is None:
-        return float(examples)
-    sizes = np.unique(units, return_counts=True)[1].astype(np.float64)
-    return float(sizes.sum() ** 2 / (sizes**2).sum())
-
-
-def jackknife(
-    score: Callable[[Total], float], statistics: Statistics, units: Units | None = None
-) -> Array:
-    """What each block of whole neighbouring units does to the score; the mean is about zero.
-
-    A unit is a block of its own up to MAX_BLOCKS; beyond that, neighbours join.
-    """
-    rows = np.asarray(statistics, dtype=np.float64)
-    if units is not None:
-        numbers = np.unique(units, return_inverse=True)[1]
-        rows = np.stack([np.bincount(numbers, column) for column in rows.T], axis=1)
-    count = min(len(rows), MAX_BLOCKS)
-    sums = np.add.reduceat(rows, np.arange(count) * len(rows) // count, axis=0)
-    total = sums.sum(0)
-    whole = score(total)
-    without = np.array([score(total - block) for block in sums])
-    return np.asarray((count - 1) * (whole - without))
-
-
-def t_quantile(level: float, freedom: float) -> float:
-    """The value that Student's t exceeds with probability level.
-
-    Between whole degrees of freedom its logarithm is taken as linear in 1 / freedom, which is up to
-    4 % too wide between one and two, 1 % between two and three, and never too narrow.
-    """
-    freedom = min(freedom, MAX_BLOCKS)
-    whole = math.floor(freedom)
-    if whole == freedom:
-        return _whole_quantile(level, whole)
-    share = (1 / whole - 1 / freedom) * whole * (whole + 1)
-    low, high = _whole_quantile(level, whole), _whole_quantile(level, whole + 1)
-    return low ** (1 - share) * high**share
-
-
-@cache
-def _whole_quantile(level: float, freedom: int) -> float:
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):
-        angle = (low + high) / 2
-        low, high = (angle, high) if (1 - _between(angle, freedom)) / 2 > level else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _between(angle: float, freedom: int) -> float:
-    """P(|t| < tan(angle) sqrt(freedom)), the finite sum for whole degrees of freedom."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = 0.0
-    for power in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine**2 * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 @dataclass(frozen=True)
@@ -264,11 +113,6 @@ class Looks:
         told = {"planned": list(self.planned), "taken": list(self.taken)}
         return told | ({"unplanned": list(self.unplanned)} if self.unplanned else {})
 
-    def share(self, look: int) -> float:
-        """The part of the level that a look has: that of its new seeds among all planned."""
-        before = self.planned[look - 1] if look else 0
-        return (self.planned[look] - before) / self.planned[-1]
-
     def within(self, seeds: int) -> "Looks":
         """Without looks that are begun and want more seeds than are there."""
         there = tuple(count for count in self.taken if count <= seeds)
@@ -283,7 +127,7 @@ class Looks:
 
 def is_open(word: str) -> bool:
     """Whether more seeds may still change a row's word."""
-    return word in (UNDECIDED, NOT_JUDGED)
+    return word in (UNDECIDED, BEHIND, NOT_JUDGED)
 
 
 @dataclass(frozen=True)
@@ -297,15 +141,18 @@ class Decision:
 
     def interval(self, evidence: Evidence) -> tuple[float, float]:
         """The interval of the gain."""
-        low, high = evidence.error(self.lower), evidence.error(self.upper)
-        return evidence.gain - low, evidence.gain + high
+        low = evidence.gain - evidence.error(self.lower)
+        if self.word == NO_WORSE:  # a part of the share was handed on before better was tested
+            low = min(low, 0.0)
+        return low, evidence.gain + evidence.error(self.upper)
 
 
 def decide(
     found: Sequence[Sequence[Evidence | None]],
     margin: float,
     looks: Looks | None = None,
-    rule: Rule = RULE,
+    rule: Rule = HOLM,
+    primary: int | None = None,
 ) -> list[Decision]:
     """The decision for each row; found[look][row], None where a row was not trained so far.
 
@@ -314,60 +161,89 @@ def decide(
     looks, side = looks or Looks.once(rule.fewest_seeds), rule.level / 2
     judged = [place for place, one in enumerate(found[0]) if one is not None and one.suffices]
     words = dict.fromkeys(judged, UNDECIDED)
-    lower = dict.fromkeys(judged, 1 / max(1, len(judged)))  # shares of a look's level
-    upper = dict(lower)
+    first = np.full(len(judged), 1 / max(1, len(judged)))
+    if rule.primary and primary in judged and len(judged) > 1:
+        first[:] = (1 - rule.primary) / (len(judged) - 1)
+        first[judged.index(primary)] = rule.primary
+    lower, upper = _Graph(first, rule.passed_on), _Graph(first, None)
     made: dict[int, Decision] = {}
     for look, rows in enumerate(found):
-        level = side * looks.share(look)
+        level = side * rule.look_share(looks.planned, look)
         tested = {
-            place: one
-            for place in judged
-            if words[place] == UNDECIDED
+            node: one
+            for node, place in enumerate(judged)
+            if words[place] in (UNDECIDED, BEHIND)
             and (one := rows[place]) is not None
             and math.isfinite(one.example_variance)
         }
-        _test(tested, words, lower, upper, level, margin)
-        for place in tested:
-            ends = level * lower[place], level * upper[place]
+        moved = True
+        while moved:  # until nothing more passes
+            moved = False
+            for node, one in tested.items():
+                no_worse, better = node, node + len(judged)
+                for test, bound, word in ((no_worse, -margin, NO_WORSE), (better, 0.0, BETTER)):
+                    if (
+                        lower.holds(test)
+                        and one.gain - one.error(level * lower.share(test)) > bound
+                    ):
+                        words[judged[node]] = word
+                        moved |= lower.reject(test)
+                high = one.gain + one.error(level * upper.share(node))
+                if upper.holds(node) and high < -margin:
+                    words[judged[node]] = WORSE
+                    moved |= upper.reject(node)
+        for node, one in tested.items():
+            place, ends = judged[node], (level * lower.end(node), level * upper.share(node))
+            if rule.says_behind and words[place] == UNDECIDED and one.gain + one.error(ends[1]) < 0:
+                words[place] = BEHIND
             made[place] = Decision(words[place], *ends, look)
     plain = Decision(NOT_JUDGED, side, side)
     return [made.get(place, plain) for place in range(len(found[0]))]
 
 
-def _test(
-    tested: Mapping[int, Evidence],
-    words: dict[int, str],
-    lower: dict[int, float],
-    upper: dict[int, float],
-    level: float,
-    margin: float,
-) -> None:
-    """Test until nothing more passes, handing the shares of finished rows on."""
-    above = {place for place, word in words.items() if word == BETTER}
-    below = {place for place, word in words.items() if word == WORSE}
-    moved = True
-    while moved:
-        moved = False
-        for place, one in tested.items():
-            if place not in above:
-                low = one.gain - one.error(level * lower[place])
-                if low > -margin and words[place] == UNDECIDED:
-                    words[place] = NO_WORSE
-                if low > 0:
-                    words[place] = BETTER
-                    moved |= _hand_on(place, lower, above)
-            if place not in below and one.gain + one.error(level * upper[place]) < -margin:
-                words[place] = WORSE
-                moved |= _hand_on(place, upper, below)
+class _Graph:
+    """Shares of a level that hypotheses hold, and where each goes once it is rejected.
 
+    Bretz et al. 2009. Of k rows, node k + i waits behind node i: it is the next word of the row,
+    which keeps all but `passed_on` of the row's share. Without it there is one word a row.
+    """
 
-def _hand_on(place: int, shares: dict[int, float], done: set[int]) -> bool:
-    """Share out what a finished row held among the rest; it keeps the level it passed at."""
-    done.add(place)
-    rest = [other for other in shares if other not in done]
-    for other in rest:
-        shares[other] += shares[place] / len(rest)
-    return bool(rest)
+    def __init__(self, shares: Array, passed_on: float | None) -> None:
+        count = len(shares)
+        among = (np.ones((count, count)) - np.eye(count)) / max(1, count - 1)
+        self.shares, self.moves, self.count = shares.copy(), among, count
+        if passed_on is not None:
+            part = passed_on if count > 1 else 0.0
+            self.shares = np.concatenate([shares, np.zeros(count)])
+            self.moves = np.block(
+                [[part * among, (1 - part) * np.eye(count)], [among, np.zeros((count, count))]]
+            )
+        self.left = np.ones(len(self.shares), dtype=bool)
+
+    def holds(self, node: int) -> bool:
+        """Whether a hypothesis is not rejected yet and has a share to be tested with."""
+        return bool(self.left[node]) and self.share(node) > 0
+
+    def share(self, node: int) -> float:
+        """What it holds, or held when it was rejected."""
+        return float(self.shares[node])
+
+    def end(self, row: int) -> float:
+        """The share at which a row's lower end is printed: the larger of its two words'."""
+        return max(self.share(row), self.share(row + self.count))
+
+    def reject(self, node: int) -> bool:
+        """Hand its share on; return whether anybody got it."""
+        self.left[node] = False
+        out = np.where(self.left, self.moves[node], 0.0)
+        self.shares = self.shares + self.share(node) * out
+        back = self.moves[:, node] * self.moves[node]  # there and back again
+        through = self.moves + np.outer(self.moves[:, node], self.moves[node])
+        rest = (1 - back)[:, None]
+        self.moves = np.divide(through, rest, out=np.zeros_like(through), where=rest > 1e-12)
+        np.fill_diagonal(self.moves, 0.0)
+        self.moves[:, ~self.left] = 0.0
+        return bool(out.any())
 
 
 LANGUAGE_MODEL = {"bits_per_byte": 3, "perplexity": 1, "word_perplexity": 2}
@@ -450,6 +326,10 @@ class Measured:
         return cls(label, scores, statistics, units)
 
 
+OneRun = tuple[Measured, int]
+"""A row's run under a seed."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What is known of one row against dot, in the metric's own unit; differences are row - dot."""
@@ -464,6 +344,8 @@ class Comparison:
     levels: tuple[float, float] = (LEVEL / 2, LEVEL / 2)  # errors of low and high
     units: float = 0.0  # effective number of independent ones in the test set
     unseen: float = 0.0  # bound on the effect of kinds of examples that never occurred
+    chance: float = math.nan  # P(not worse by more than the margin), under a flat prior
+    is_primary: bool = False
 
     @property
     def covers_seeds(self) -> bool:
@@ -495,17 +377,37 @@ def judge(
     higher_is_better: bool,
     margin: float | None = None,
     looks: Looks | None = None,
-    rule: Rule = RULE,
+    rule: Rule = HOLM,
+    primary: str | None = None,
+    again: Measured | None = None,
 ) -> list[Comparison]:
-    """Compare each row with dot at every look taken; rows without a shared seed are left out."""
+    """Compare each row with dot at every look taken; rows without a seed to compare are left out.
+
+    The seeds of the A/A row, if they are given, count as further seeds of dot.
+    """
     sign = 1.0 if higher_is_better else -1.0
     size = allowed(metric, dot, rule) if margin is None else margin
-    kept = [row for row in rows if row.scores.keys() & dot.scores.keys()]
-    every = sorted({seed for row in (dot, *kept) for seed in row.scores})
+    paired = rule.most_dot_seeds == 1
+    kept = [row for row in rows if row.scores and (not paired or row.scores.keys() & dot.scores)]
+    seen_in = (dot, *kept) if paired else kept
+    every = sorted({seed for row in seen_in for seed in row.scores})
     looks = (looks or Looks.once(max(len(every), rule.fewest_seeds))).within(len(every))
-    found = [[gather(dot, row, metric, sign, every[:n]) for row in kept] for n in looks.taken]
+    first = next((place for place, row in enumerate(kept) if row.label == primary), None)
+    found = []
+    for count in looks.taken:
+        of_dot = [(dot, seed) for seed in sorted(dot.scores)[: rule.dot_seeds(count, len(kept))]]
+        of_dot += [(again, seed) for seed in sorted(again.scores)[:count]] if again else []
+        of_rows = [[(row, s) for s in every[:count] if s in row.scores] for row in kept]
+        variance, freedom = _prior([of_dot, *of_rows], rule)
+        priors = [(variance, 0 if row == first else freedom, freedom) for row in range(len(kept))]
+        found.append(
+            [
+                gather(of_dot, runs, metric, sign, rule, prior)
+                for runs, prior in zip(of_rows, priors, strict=True)
+            ]
+        )
     made = []
-    for place, decision in enumerate(decide(found, size, looks, rule) if kept else ()):
+    for place, decision in enumerate(decide(found, size, looks, rule, first) if kept else ()):
         seen = [at_look[place] for at_look in found[: decision.look + 1]]
         evidence = next(one for one in reversed(seen) if one is not None)
         low, high = sorted(sign * end for end in decision.interval(evidence))
@@ -522,9 +424,25 @@ def judge(
                 levels if sign > 0 else levels[::-1],
                 evidence.units,
                 evidence.unseen(decision.lower),
+                math.nan if paired else evidence.chance(size),
+                place == first,
             )
         )
     return made
+
+
+def _prior(sides: Sequence[Sequence[OneRun]], rule: Rule) -> tuple[float, int]:
+    """The mean variance of dot and the rows near it, and the degrees of freedom it counts as."""
+    near = [
+        np.array([row.scores[seed] for row, seed in runs])
+        for runs in sides
+        if len(runs) >= rule.fewest_seeds and runs[0][0].label.partition(",")[0] not in FAR
+    ]
+    near = [scores for scores in near if np.isfinite(scores).all()]
+    freedom = rule.prior_freedom(len(near) - 1)
+    degrees = [len(scores) - 1 for scores in near]
+    squares = sum(n * float(scores.var(ddof=1)) for n, scores in zip(degrees, near, strict=True))
+    return (squares / sum(degrees), freedom) if freedom else (0.0, 0)
 
 
 def judge_again(
@@ -559,30 +477,41 @@ def voided(comparison: Comparison) -> Comparison:
 
 
 def gather(
-    dot: Measured, row: Measured, metric: str, sign: float, every: Sequence[int]
+    dot: Sequence[OneRun],
+    row: Sequence[OneRun],
+    metric: str,
+    sign: float,
+    rule: Rule = HOLM,
+    prior: tuple[float, int, int] = (0.0, 0, 0),
 ) -> Evidence | None:
-    """What the shared ones of these seeds show; None where there is none."""
-    seeds = [seed for seed in every if seed in row.scores and seed in dot.scores]
-    if not seeds:
+    """What runs show, those of shared seeds alone if the rule says so; None without any."""
+    if rule.most_dot_seeds == 1:
+        shared = {seed for _, seed in row} & {seed for _, seed in dot}
+        row, dot = ([run for run in runs if run[1] in shared] for runs in (row, dot))
+    if not (row and dot):
         return None
-    scores = [sign * np.array([side.scores[seed] for seed in seeds]) for side in (row, dot)]
-    with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
-        sides = [_influences(side, metric, sign, seeds) for side in (row, dot)]
-    if sides[0].values.shape != sides[1].values.shape:
-        sides = [Influences(np.full((len(seeds), 2), np.inf), 2.0)] * 2
-    limit = 100.0 if in_percent(metric) else 0.0
-    return weigh(scores[0], scores[1], sides[0], sides[1], limit=limit)
+    scores, sides = [], []
+    for runs in (row, dot):
+        scores.append(sign * np.array([side.scores[seed] for side, seed in runs]))
+        with np.errstate(invalid="ignore"):  # a perplexity may be infinite; weigh() sees to it
+            sides.append(_influences(runs, metric, sign))
+    if sides[0].values.shape[1] != sides[1].values.shape[1]:
+        sides = [Influences(np.full((len(runs), 2), np.inf), 2.0) for runs in (row, dot)]
+    overlaps = not rule.adds_unseen and metric.startswith(OVERLAP)
+    limit = 100.0 if in_percent(metric) and not overlaps else 0.0
+    return weigh(scores[0], scores[1], sides[0], sides[1], limit=limit, rule=rule, prior=prior)
 
 
-def _influences(side: Measured, metric: str, sign: float, seeds: Sequence[int]) -> Influences:
-    """The jackknife of each seed's statistics; infinite where they are missing or do not fit."""
-    tables = [side.statistics[seed] for seed in seeds if seed in side.statistics]
+def _influences(runs: Sequence[OneRun], metric: str, sign: float) -> Influences:
+    """The jackknife of each run's statistics; infinite where they are missing or do not fit."""
+    tables = [side.statistics[seed] for side, seed in runs if seed in side.statistics]
     sizes = {len(table) for table in tables}
-    fits = side.units is None or sizes == {len(side.units)}
-    if len(tables) < len(seeds) or len(sizes) != 1 or sizes == {1} or not fits:
-        return Influences(np.full((len(seeds), 1), np.inf), 1.0)
-    values: Array = sign * np.stack([side.influence(metric, seed) for seed in seeds])
-    return Influences(values, effective_units(len(tables[0]), side.units))
+    units = runs[0][0].units
+    fits = units is None or sizes == {len(units)}
+    if len(tables) < len(runs) or len(sizes) != 1 or sizes == {1} or not fits:
+        return Influences(np.full((len(runs), 1), np.inf), 1.0)
+    values: Array = sign * np.stack([side.influence(metric, seed) for side, seed in runs])
+    return Influences(values, effective_units(len(tables[0]), units))
 
 
 def power(
@@ -595,43 +524,77 @@ def power(
     example_error: float = 0.0,
     gain: float = 0.0,
     share: float = 1.0,
+    rule: Rule = HOLM,
+    is_primary: bool = False,
 ) -> float:
     """How often so many seeds decide one of so many rows whose true gain is this.
 
     row_sd and dot_sd are the spreads of single seeds, example_error the standard error that test
-    examples add to the gain. Simulated with fixed draws, so that the same question has one answer.
+    examples add to the gain. Simulated with fixed draws, so that the same question has one answer;
+    without the shares that other rows hand on, so that it is a little more often.
     """
     rng = np.random.default_rng(0)
-    level = LEVEL / 2 * share / rows
-    draws = rng.normal(0.0, 1.0, (2, DRAWS, seeds)) * np.reshape([row_sd, dot_sd], (2, 1, 1))
-    means = draws.mean(2)
+    first = rule.primary or 1 / rows
+    part = first if is_primary or rows == 1 else (1 - first) / (rows - 1)
+    level = rule.level / 2 * share * part
+    counts = (seeds, rule.dot_seeds(seeds, rows))
+    more = rule.prior_freedom(rows)
+    pooled = (rows * row_sd**2 + dot_sd**2) / (rows + 1)
+    means, own, degrees = [], [], []
+    for sd, count, extra in zip(
+        (row_sd, dot_sd), counts, (0 if is_primary else more, more), strict=True
+    ):
+        draws = rng.normal(0.0, 1.0, (DRAWS, count)) * sd
+        means.append(draws.mean(1))
+        degrees.append(count - 1 + extra)
+        spread = (extra * pooled + (count - 1) * draws.var(1, ddof=1)) / degrees[-1]
+        own.append(spread / count)
     gains = gain + means[0] - means[1] + rng.normal(0.0, 1.0, DRAWS) * example_error
-    own = draws.var(2, ddof=1) / seeds
-    freedom = [round(seed_freedom(a, b, seeds), 1) for a, b in own.T.tolist()]
+    freedom = [
+        round(seed_freedom(a, b, seeds, degrees[0], min(degrees)), 1)
+        for a, b in np.transpose(own).tolist()
+    ]
     by_seeds = np.array([t_quantile(level, max(seeds - 1, f)) for f in freedom]) ** 2
     by_examples = t_quantile(level, math.inf) ** 2 * example_error**2
-    error = np.sqrt(by_seeds * own.sum(0) + by_examples)
+    error = np.sqrt(by_seeds * (own[0] + own[1]) + by_examples)
     return float((np.abs(gains + margin) > error).mean())
 
 
 def power_sentence(
-    seeds: Sequence[int], *, sd: float | None, margin: float, rows: int, example_error: float = 0.0
+    seeds: Sequence[int],
+    *,
+    sd: float | None,
+    margin: float,
+    rows: int,
+    example_error: float = 0.0,
+    rule: Rule = HOLM,
 ) -> str:
     """What a study can be expected to decide, from its own spread or, None, before it is known."""
     if sd is None:
         spreads = (0.1, 0.25, 0.5)
-        found = [
-            power(seeds[0], row_sd=each, dot_sd=each, margin=1.0, rows=rows) for each in spreads
-        ]
-        shown = " / ".join(f"{100 * chance:.0f}" for chance in found)
+        counted = f"With {seeds[0]} seeds and {rows} row{'s' * (rows > 1)}"
+        decided = []
+        for is_primary in (True, False) if rule.primary and rows > 1 else (False,):
+            asked: dict[str, Any] = {"rows": rows, "rule": rule, "is_primary": is_primary}
+            found = [power(seeds[0], row_sd=x, dot_sd=x, margin=1.0, **asked) for x in spreads]
+            decided.append(" / ".join(f"{100 * chance:.0f}" for chance in found))
+        how = f"{decided[0]} % of studies if"
+        if len(decided) > 1:
+            counted += f" (dot has {rule.dot_seeds(seeds[0], rows)} seeds)"
+            how = f"{decided[0]} % of studies if it is the primary row, {decided[1]} % else, where"
         return (
-            f"With {seeds[0]} seeds and {rows} row{'s' * (rows > 1)}, a row equal to dot is "
-            f"decided in {shown} % of studies if the seed std is "
+            f"{counted}, a row equal to dot is decided in {how} the seed std is "
             f"{' / '.join(map(str, spreads))} of the margin."
         )
-    known = {"row_sd": sd, "dot_sd": sd, "margin": margin, "example_error": example_error}
+    known: dict[str, Any] = {
+        "row_sd": sd,
+        "dot_sd": sd,
+        "margin": margin,
+        "example_error": example_error,
+    }
     listed = ", ".join(
-        f"{n} seeds decide it in {power(n, rows=rows, **known):.0%} of cases" for n in seeds
+        f"{n} seeds decide it in {power(n, rows=rows, rule=rule, **known):.0%} of cases"
+        for n in seeds
     )
     return (
         f"A row equal to dot, one of {rows}, where seeds spread by {sd:.2g} and the margin is "
