@@ -4,7 +4,7 @@
 #   make test     the tests               make floor    the model tests on the oldest transformers
 #   make gpu      the GPU kernels, interpreted and compiled: triton, 286 MB; no GPU is needed
 #   make hf-suite TRANSFORMERS=DIR  Hugging Face's own tests, from its sources (docs/hugging_face.md)
-#   make torture  kills, damaged files and absurd recipes, for up to 20 minutes (docs/reliability.md)
+#   make torture  kills, damaged files and absurd recipes, for up to 20 minutes (docs/compare.md)
 # PYTHON=python3.12 chooses the interpreter; PIP_ARGS="--index-url ..." reaches pip.
 
 PYTHON ?= python3

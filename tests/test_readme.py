@@ -59,7 +59,7 @@ def test_every_python_block_runs_as_printed(tmp_path, forks):
     for number, code in enumerate(blocks("py") + blocks("python")):
         (tmp_path / f"block{number}.py").write_text(code)
     paths = sorted(map(str, tmp_path.glob("block*.py")))
-    assert len(paths) == 4
+    assert len(paths) >= 5
     printed = scripted(forks, tmp_path, BLOCKS, paths=paths)
     assert printed == "torch.Size([4, 100, 512]) torch.Size([4, 8, 100, 100])\n"
 

@@ -1,4 +1,4 @@
-"""docs/reproduce.md: every command names recipes, rows, keys and options that exist."""
+"""docs/paper.md: every command names recipes, rows, keys and options that exist."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from synthesizer_attention.spec import normalize_spec
 from synthesizer_attention.study.rows import parse_vary
 from synthesizer_attention.training.build import rough_config
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
 COMMANDS = re.findall(r"^synthesizer compare .*$", PAGE, re.MULTILINE)
 TABLES = ("Table 2", "Table 3", "Tables 4 and 5", "Table 6", "Linformer", "number of heads")
 

@@ -109,7 +109,7 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         "Made by `python tools/results.py` from the records in [results](../results/README.md); "
         "nothing here is typed. Each table: mean \N{PLUS-MINUS SIGN} standard deviation over "
         "seeds, the difference from the named dot product with its interval, and the verdict that "
-        "follows from it ([docs/verdict.md](verdict.md)). Numbers of the paper stand apart, at "
+        "follows from it ([docs/compare.md](compare.md)). Numbers of the paper stand apart, at "
         "their own scale: compare the order of rows, not values.",
         "## The paper's claims",
         Table(HEAD, judge_claims(found, results / "bench")).markdown(),

@@ -1,6 +1,6 @@
 """What a search loses: made-up rows, whose settings the code that chooses for real ones chooses.
 
-    python tools/search_simulation.py --searches 20000      # the table of docs/verdict.md
+    python tools/search_simulation.py --searches 20000      # the table of docs/compare.md
 
 A row's true score falls off around its best learning rate and table rate, in margins, as steeply as
 in the recorded searches; where `cliffs` is set, unevenly, and training breaks down beyond some

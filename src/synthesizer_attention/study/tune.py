@@ -11,7 +11,7 @@ tables are moved by. Point 0, the centre, is the recipe's own. Each kind of posi
 product may have is a row of its own here, and tries what every other row tries.
 
 One seed picks lucky trials, so the best two of a row are trained again under a second seed, and the
-mean of both decides (successive halving). What that buys: docs/verdict.md.
+mean of both decides (successive halving). What that buys: docs/compare.md.
 """
 
 import math
