@@ -35,7 +35,7 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 
 floor: $(FLOOR)/ready
-	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py tests/test_mixers.py tests/test_universal.py
+	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n $(JOBS) tests/test_models.py tests/test_hugging_face.py tests/test_universal.py
 
 gpu: $(VENV)/ready
 	$(PYTHON) -m pip --python $(BIN)/python install -q $(PIP_ARGS) -c constraints.txt -e ".[gpu]"
