@@ -30,7 +30,7 @@ def test_the_table_of_variants_is_the_codes_own():
             f"| `{variant.name}` | {variant.paper} | {variant.equation} "
             f"| {variant.parameters} | {variant.depends_on} |"
         )
-        assert row in README
+        assert row in (HOME / "docs" / "paper.md").read_text()
 
 
 BLOCKS = """
@@ -59,17 +59,18 @@ def test_every_python_block_runs_as_printed(tmp_path, forks):
     for number, code in enumerate(blocks("py") + blocks("python")):
         (tmp_path / f"block{number}.py").write_text(code)
     paths = sorted(map(str, tmp_path.glob("block*.py")))
-    assert len(paths) >= 5
+    assert len(paths) >= 4
     printed = scripted(forks, tmp_path, BLOCKS, paths=paths)
-    assert printed == "torch.Size([4, 100, 512]) torch.Size([4, 8, 100, 100])\n"
+    assert printed.startswith("tensor([[0.5000, 0.5000],")  # the alphas of a new mixture
 
 
-@pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
-def test_the_function_of_ones_own_is_compared_as_printed(page, tmp_path, forks):
-    (code,) = [code for code in blocks("py", page) + blocks("python", page) if "Decay" in code]
+def test_the_function_of_ones_own_is_compared_as_printed(tmp_path, forks):
+    (code,) = [code for code in blocks("py") + blocks("python") if "Decay" in code]
     (tmp_path / "decay.py").write_text(code)
     reviews(tmp_path / "my.csv")
-    (line,) = set(re.findall(r"`(synthesizer compare my.csv .*?)`", page))
+    (line,) = set(
+        re.findall(r"`(synthesizer compare my.csv .*?--synthesis decay .*?)`", CONTRIBUTING)
+    )
     words = [*shlex.split(line)[1:], "--plan"]
     assert "decay+dot" in scripted(forks, tmp_path, PLAN, words=words)
 
@@ -105,7 +106,7 @@ def reduced(line):
     verb, subject = words[0], words[1] if len(words) > 1 else ""
     words += MANNER.get(verb, [])
     words += ["--set", f"data.train={DATA[subject]}"] if verb == "train" and subject in DATA else []
-    return ["3" if word == "48" else word for word in words]  # of the heads of a tiny model
+    return ["2" if word == "3" else word for word in words]  # of the heads of a tiny model
 
 
 def test_every_synthesizer_line_runs(tmp_path, forks):
@@ -119,7 +120,6 @@ def test_every_synthesizer_line_runs(tmp_path, forks):
     build("bert").save_pretrained(tmp_path / "MODEL")
     tokenizer().save_pretrained(tmp_path / "MODEL")
     (tmp_path / "texts.csv").write_text("\n".join(["text", *sentences(12)]))
-    lines.insert(0, "synthesizer train python-docs --synthesis dot")  # which a line audits
     for line in lines:
         said, _, command = line.rpartition(" | ")
         words = reduced(command.replace("python -m synthesizer_attention", "synthesizer"))
@@ -171,8 +171,6 @@ def test_every_relative_link_and_every_file_that_a_page_names_is_there(name):
 
 def test_the_tree_names_every_folder():
     package = HOME / "src" / "synthesizer_attention"
-    tree = README.partition("## Where things are")[2]
+    tree = CONTRIBUTING.partition("## Where things are")[2]
     for folder in (path.parent for path in package.glob("*/__init__.py")):
-        assert f"\n  {folder.name}/ " in tree
-    assert "\n  recipes/ " in tree
-    assert "\n    fast/ " in tree
+        assert f"\n{folder.name}/ " in tree or f" {folder.name}/ " in tree, folder.name
