@@ -1,6 +1,7 @@
 """A user's own file: what is guessed from it, said, refused, and measured on validation."""
 
 import csv
+import gzip
 import json
 import random
 import re
@@ -274,18 +275,133 @@ def test_a_label_that_cannot_be_one_is_not_left_out_in_silence(tmp_path, labels,
     assert guess(path, task="language_modeling")[1].task == "language_modeling"
 
 
-def test_a_second_text_beside_a_label_is_not_left_out_in_silence(tmp_path):
-    """A pair of sentences, as in GLUE: its label cannot be told from one of them."""
+def two_texts(path, names, label, rows=60, other=WORDS, times=1):
+    """Two texts and a label that only both together tell."""
     rng = random.Random(7)
-    body = [[sentence(rng), sentence(rng), rng.choice("xy")] for _ in range(60)]
-    path = write_csv(tmp_path / "pairs.csv", [("sentence1", "sentence2", "label"), *body])
-    assert (
-        guess(path)[0]
-        .reasons[1]
-        .endswith(
-            "not used: sentence1 (if the label depends on two texts, join them in one column)"
-        )
-    )
+    body = []
+    for n in range(rows):
+        second = " ".join(rng.choices(other, k=rng.randint(4, 9) * times))
+        body.append((f"id{n}", sentence(rng), second, n % 2))
+    return write_csv(path, [("id", *names, label), *body])
+
+
+ROLES = ("text", "text_pair", "label")
+FOREIGN = [f"{word}o" for word in WORDS]
+TOGETHER = "classification ('{2}' has 2 different values for the texts '{0}' and '{1}' together"
+TWO_TEXTS = {
+    "numbered": (("question1", "question2", "is_duplicate"), {}, TOGETHER),
+    "lettered": (("sentence_a", "sentence_b", "label"), {"times": 9}, TOGETHER),
+    "similar": (("first", "then", "gold"), {}, TOGETHER),
+    "heading": (("subject", "mail", "folder"), {"times": 9}, TOGETHER),
+    "question": (("question", "passage", "yes"), {"times": 9}, TOGETHER),
+    "foreign": (("here", "there", "domain"), {"other": FOREIGN}, "translation ('here' and 'there'"),
+    "languages": (("en", "de", "domain"), {}, "translation ('en' and 'de' are texts of similar"),
+    "longer": (("claimant", "report", "folder"), {"times": 9}, "translation ('report' is longer"),
+}
+
+
+@pytest.mark.parametrize("name", TWO_TEXTS)
+def test_two_texts_with_a_label_are_told_from_a_text_and_its_translation(tmp_path, name):
+    names, how, task = TWO_TEXTS[name]
+    found, recipe = guess(two_texts(tmp_path / "rows.csv", names[:2], names[2], **how))
+    assert found.reasons[0].startswith("task: " + task.format(*names))
+    if recipe.task == "translation":
+        return
+    asked = "; to write" in found.reasons[0]
+    assert asked == (names[2] != "label")
+    used = f"columns: text '{names[0]}', text_pair '{names[1]}', label '{names[2]}'; not used: id"
+    assert found.reasons[1] == used
+    task = build_task(recipe)
+    text = task.tokenizer.decode(next(iter(task.batches("test"))).inputs["input_ids"][0])
+    assert " || " in text
+    changed = guess(tmp_path / "rows.csv", task="translation")[1]
+    assert changed.task == "translation"
+
+
+def test_a_text_that_may_be_no_part_of_a_pair_is_not_left_out_in_silence(tmp_path):
+    path = two_texts(tmp_path / "rows.csv", ("author", "text"), "label", times=9)
+    found, recipe = guess(path)
+    assert recipe.data.columns == {"text": "text", "label": "label"}
+    said = "; not used: id, author (to read both texts: --set data.columns.text_pair=author)"
+    assert found.reasons[1].endswith(said)
+    _, recipe = guess(path, given={"data.columns.text_pair": "author"})
+    assert recipe.data.columns == {"text": "text", "text_pair": "author", "label": "label"}
+
+
+def test_one_of_two_texts_may_be_empty_but_not_both(tmp_path):
+    rows = [("", "a b", "x"), ("c d", "", "y")] * 20
+    names = ("subject", "body", "label")
+    path = write_csv(tmp_path / "mails.csv", [names, *rows, ("", " ", "x")])
+    columns = [f"data.columns.{role}={name}" for role, name in zip(ROLES, names, strict=True)]
+    recipe = load_recipe("classification", overrides=[f"data.train={path}", *columns])
+    with pytest.raises(UserError, match="row 42: columns subject, body are empty; fix the row"):
+        build_task(recipe)
+
+
+def packed(path, make, name):
+    plain = make(path.with_name(name))
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    return path
+
+
+def array(path):
+    rows = [json.loads(line) for line in talks(path).read_text().splitlines()]
+    path.write_text(json.dumps(rows, indent=1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("rows.csv.gz", lambda path: packed(path, reviews, "rows.csv")),
+        ("rows.tsv.gz", lambda path: packed(path, pairs, "rows.tsv")),
+        ("rows.jsonl.gz", lambda path: packed(path, talks, "rows.jsonl")),
+        ("rows.json", array),
+        ("rows.json", talks),  # an object a line is called so, too
+    ],
+)
+def test_packed_files_and_arrays_are_read(tmp_path, name, make):
+    _, recipe = guess(make(tmp_path / name))
+    assert recipe.name == "rows"
+    tasks = {"rows.csv.gz": "classification", "rows.tsv.gz": "translation"}
+    assert recipe.task == tasks.get(name, "dialogue")
+    assert build_task(recipe).report["examples"]["train"] > 20
+
+
+def test_what_is_no_table_of_rows_is_refused_in_one_line(tmp_path):
+    packed(whole := tmp_path / "rows.csv.gz", reviews, "rows.csv")
+    whole.write_bytes(whole.read_bytes()[:-20])
+    (tmp_path / "one.json").write_text('{"rows":\n [{"text": "a b"}]}')
+    (tmp_path / "broken.json").write_text('[{"text": "a b"},')
+    for name, said in (
+        ("rows.csv.gz", "is not a readable gzip file (Compressed file ended before"),
+        ("one.json", "is one JSON dict; expected an array of objects, or one object a line"),
+        ("broken.json", "is not valid JSON (Expecting value: line 1 column 18"),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"{name} {said}")):
+            infer_recipe(str(tmp_path / name))
+
+
+def test_a_folder_of_split_files_is_its_splits(tmp_path):
+    folder = tmp_path / "mails"
+    folder.mkdir()
+    reviews(folder / "train.csv")
+    packed(folder / "valid.csv.gz", reviews, "valid.csv")
+    (folder / "README.md").write_text("what it is")
+    write_csv(folder / "test.csv", [("id", "review"), ("r1", "a fine film")])  # to be guessed
+    found, recipe = guess(folder)
+    assert recipe.name == "mails"
+    assert recipe.data.train == str(folder / "train.csv")
+    assert recipe.data.validation == str(folder / "valid.csv.gz")
+    assert recipe.data.test is None
+    said = f"{folder / 'test.csv'} has no column 'sentiment', so test is cut from train"
+    assert found.reasons[2].endswith(said)
+    reviews(folder / "test.csv")
+    assert guess(folder)[1].data.test == str(folder / "test.csv")
+    (folder / "train.csv").rename(folder / "rows.csv")
+    with pytest.raises(UserError, match=r"mails holds rows.csv, test.csv, valid.csv.gz; expected"):
+        infer_recipe(str(folder))
 
 
 def test_a_users_file_is_opened_twice_before_training_and_planning_draws_nothing(tmp_path):

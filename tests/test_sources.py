@@ -104,7 +104,7 @@ def test_two_readers_of_one_file_do_not_disturb_each_other(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.xlsx", b"", "cannot read .*a.xlsx; expected .parquet, .jsonl, .csv, .tsv, .txt"),
+        ("a.xlsx", b"", "cannot read .*a.xlsx; expected .parquet, .jsonl, .json, .csv, .tsv, .txt"),
         ("a.parquet", b"no", "a.parquet is not a readable parquet file"),
         ("a.csv", b"", "a.csv is empty; expected rows"),
         ("a.csv", "text,label\n".encode("utf-16"), r"a\.csv is UTF-16; save it as UTF-8"),

@@ -1,6 +1,7 @@
 """Files that somebody else wrote: refused in words, nothing executed, written outside or lost."""
 
 import ast
+import gzip
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import SynthesizerConfig
 from synthesizer_attention.report.load import read_run
 from synthesizer_attention.report.write import write_report
+from synthesizer_attention.run import files
 from synthesizer_attention.run.files import check_folder_name, write_atomically
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.run.recipe_keys import Data
@@ -98,7 +100,18 @@ def test_a_parquet_file_that_says_it_is_large_is_refused_unread(tmp_path):
         rows(path)
 
 
-@pytest.mark.parametrize("name", ["data.csv.gz", "data.jsonl.zst", "data.pkl", "data.npz", "d.zip"])
+def test_a_packed_text_that_expands_a_thousandfold_is_refused_within_its_limit(
+    tmp_path, monkeypatch
+):
+    """Of one line, which is never read whole."""
+    monkeypatch.setattr(files, "MOST_TEXT", 2**20)
+    path = tmp_path / "bomb.csv.gz"
+    path.write_bytes(gzip.compress(bytes(2**24)))
+    with pytest.raises(UserError, match=r"expands to 1,\d{3},\d{3} or more, over the limit of 1,"):
+        rows(path)
+
+
+@pytest.mark.parametrize("name", ["d.parquet.gz", "d.jsonl.zst", "data.pkl", "data.npz", "d.zip"])
 def test_compressed_and_pickled_files_are_no_data(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x1f\x8b")
     with pytest.raises(UserError, match=r"cannot read .*; expected .parquet"):

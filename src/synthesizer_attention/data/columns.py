@@ -18,12 +18,15 @@ NAMES = {
     "source": ("source", "src", "input", "en", "english", "article", "document", "dialogue"),
     "target": ("target", "tgt", "output", "de", "german", "fr", "french", "summary", "highlights"),
     "text": ("text", "sentence", "content", "review", "comment", "body", "message", "document"),
+    "text_pair": ("text_pair",),
     "label": ("label", "labels", "class", "category", "target", "sentiment", "stars", "rating"),
     "dialog": ("dialog", "dialogue", "turns", "utterances", "conversation", "messages"),
     "persona": ("personality", "persona"),
     "reply": ("reply", "response", "answer", "target"),
     "history": ("history", "context", "prompt", "source"),
     "input": ("input",),
+    "heading": ("title", "subject", "headline", "heading", "summary"),
+    "asked": ("question", "query", "premise", "hypothesis", "claim"),
 }
 """Names by which a role's column is known, the likeliest first, whatever their case."""
 

@@ -1,24 +1,33 @@
-"""Rows of a user's files: csv, tsv, jsonl, parquet, text, directories of text, parallel text.
+"""Rows of a user's files: csv, tsv, json, parquet, text, directories of text, parallel text.
 
-A row that cannot be read is still a row, with a fault: columns.Faults decides what follows.
+All but parquet may be compressed, as reviews.csv.gz. A row that cannot be read is still a row, with
+a fault: columns.Faults decides what follows.
 """
 
 import csv
+import gzip
 import hashlib
 import io
 import itertools
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from synthesizer_attention.errors import UserError, printable
-from synthesizer_attention.run.files import check_expansion, check_regular_file, expansion_limit
+from synthesizer_attention.run.files import (
+    MOST_TEXT,
+    check_expansion,
+    check_regular_file,
+    expansion_limit,
+)
 
-DATA_SUFFIXES = (".parquet", ".jsonl", ".csv", ".tsv")
+DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+PACKED = ".gz"
 MAX_FILES = 100_000  # below a directory of text
 _HEADER_CELL = re.compile(r"[^\W\d][\w-]*( [\w-]+){0,2}")
 _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")  # its byte order marks, as bytes that are not UTF-8
@@ -74,14 +83,15 @@ class File:
     def lines(self) -> Iterator[str]:
         """Lines up to each newline alone; bytes that are not UTF-8 arrive as lone surrogates."""
         with self.opened() as stream:
-            text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="\n")
+            plain = _Unpacked(self.path, stream) if self.path.suffix == PACKED else stream
+            text = io.TextIOWrapper(plain, "utf-8-sig", errors="surrogateescape", newline="\n")
             try:
                 head = text.readline()
                 if head.startswith(_UTF_16):
                     raise UserError(f"{self.path} is UTF-16; save it as UTF-8")
                 for line in itertools.chain([head] if head else [], text):
-                    plain = "\r" not in line[-2:]
-                    yield line if plain else line.removesuffix("\n").removesuffix("\r") + "\n"
+                    ends = "\r" in line[-2:]
+                    yield line.removesuffix("\n").removesuffix("\r") + "\n" if ends else line
             finally:
                 text.detach()  # or it would close the handle
 
@@ -89,17 +99,45 @@ class File:
         """What a file holds, by its suffix."""
         if self.path.is_dir():
             return _text_folder(self.path)
-        suffix = self.path.suffix
+        _, suffix = split_name(self.path)
         if suffix in (".csv", ".tsv"):
             return _delimited(self, header)
-        readers = {".parquet": _parquet, ".jsonl": _jsonl}
+        readers = {".parquet": _parquet, ".jsonl": _jsonl, ".json": _json}
         reader = readers.get(suffix, _text if suffix in (".txt", ".text", ".md", "") else None)
-        if reader is None:
+        if reader is None or (reader is _parquet and self.path.suffix == PACKED):
             raise UserError(
-                f"cannot read {self.path}; expected {', '.join(DATA_SUFFIXES)}, .txt, a directory "
-                "of text files, or several plain text files that pair line by line"
+                f"cannot read {self.path}; expected {', '.join(DATA_SUFFIXES)}, .txt, one of the "
+                "last five with .gz, a directory of text files, or several plain text files that "
+                "pair line by line"
             )
         return reader(self)
+
+
+class _Unpacked(io.BufferedReader):
+    """The content of a gzip file, up to the size that check_expansion allows."""
+
+    def __init__(self, path: Path, stream: io.BufferedReader) -> None:
+        self._path, self._total = path, 0
+        super().__init__(gzip.GzipFile(fileobj=stream))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """What TextIOWrapper asks for."""
+        try:
+            found = super().read1(size)
+        except (OSError, EOFError, zlib.error) as error:
+            cause = printable(str(error))[:200]
+            raise UserError(
+                f"{self._path} is not a readable gzip file ({cause}); pack it again"
+            ) from None
+        self._total += len(found)
+        check_expansion(self._path, self._total)
+        return found
+
+
+def split_name(path: Path) -> tuple[str, str]:
+    """A file's name without suffixes, and what its rows are read by: the suffix before .gz."""
+    inner = Path(path.stem) if path.suffix == PACKED else path
+    return inner.stem, inner.suffix
 
 
 def read_files(files: Sequence[File], *, header: bool | None = None) -> Iterator[Row]:
@@ -179,23 +217,57 @@ def _records(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:  # noqa
 
 
 def _jsonl(file: File) -> Iterator[Row]:
-    name = str(file.path)
     for number, line in enumerate(file.lines(), start=1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            yield _object(file, number, json.loads(line))
         except (ValueError, RecursionError):
-            yield Row(name, number, {}, "not valid JSON")
-            continue
-        fault = None if isinstance(fields, dict) else "not a JSON object"
-        yield Row(name, number, {} if fault else fields, fault)
+            yield Row(str(file.path), number, {}, "not valid JSON")
+
+
+def _object(file: File, number: int, fields: object) -> Row:
+    if isinstance(fields, dict):
+        return Row(str(file.path), number, fields)
+    return Row(str(file.path), number, {}, "not a JSON object")
+
+
+def _json(file: File) -> Iterator[Row]:
+    """An array of objects; or, as many such files are, one object a line."""
+    first = next((line for line in file.lines() if line.strip()), "")
+    try:
+        lines = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        lines = False
+    if lines:
+        yield from _jsonl(file)
+        return
+    parts, size = [], 0
+    for line in file.lines():
+        parts.append(line)
+        if (size := size + len(line)) > MOST_TEXT:
+            raise UserError(
+                f"{file.path} has more than {MOST_TEXT:,} characters of one array; write one "
+                "object a line, as .jsonl"
+            )
+    try:
+        whole = json.loads("".join(parts))
+    except (ValueError, RecursionError) as error:
+        cause = printable(str(error))[:200]
+        raise UserError(f"{file.path} is not valid JSON ({cause}); write it again") from None
+    if not isinstance(whole, list):
+        raise UserError(
+            f"{file.path} is one JSON {type(whole).__name__}; expected an array of objects, or "
+            "one object a line"
+        )
+    for number, fields in enumerate(whole, start=1):
+        yield _object(file, number, fields)
 
 
 def _delimited(file: File, header: bool | None) -> Iterator[Row]:
     """Csv with its quotes, or tsv, where a quote is a character like any other."""
     csv.field_size_limit(2**31 - 1)
-    name, is_tsv = str(file.path), file.path.suffix == ".tsv"
+    name, is_tsv = str(file.path), split_name(file.path)[1] == ".tsv"
     lines = file.lines()
     head: list[str] = []
     for line in lines:

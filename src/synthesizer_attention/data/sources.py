@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from synthesizer_attention.data.files import DATA_SUFFIXES, File, Row, read_files
+from synthesizer_attention.data.files import DATA_SUFFIXES, File, Row, read_files, split_name
 from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.run.recipe_keys import Data
 
@@ -239,8 +239,10 @@ def local_folders(data: Data, folder: Path | None) -> list[Path]:
 
 def _split_files(place: Path, split: str) -> list[File]:
     name = re.compile(rf"{re.escape(split)}(-\d[\w-]*)?")
-    files = [path for path in sorted(place.iterdir()) if path.suffix in DATA_SUFFIXES]
-    return [File(path) for path in files if name.fullmatch(path.stem)]
+    files = [(path, *split_name(path)) for path in sorted(place.iterdir())]
+    return [
+        File(p) for p, stem, suffix in files if suffix in DATA_SUFFIXES and name.fullmatch(stem)
+    ]
 
 
 def _from_hub(data: Data, folder: Path | None) -> Source:

@@ -5,14 +5,17 @@ sets is taken as it is, and what depends on it follows it.
 """
 
 import json
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from synthesizer_attention.data.columns import draw, flat_fields, infer_columns, is_known, names_in
-from synthesizer_attention.data.files import Row
+from synthesizer_attention.data.files import DATA_SUFFIXES, PACKED, Row, split_name
 from synthesizer_attention.data.sources import SPLITS, Source, open_source
 from synthesizer_attention.errors import UserError, listed
 from synthesizer_attention.run.recipe import Settings, recipe_names
@@ -31,6 +34,9 @@ LONGEST = 512  # tokens of an inferred max_len
 LOOKS, PATIENCE = 20, 5  # evaluations of a run, and how many without a better one end it
 FEW_LOOKS, LITTLE_PATIENCE = 8, 3  # the same where an evaluation writes texts
 SIBLINGS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SIMILAR = 3  # times as long one of two similar texts may be
+SHARED = 0.5  # of the words of one text in the other: the least of texts of one language
+_LAST = re.compile(r"[\W_]*(\d+|[ab])$", re.IGNORECASE)  # of question1, sentence_a
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,8 @@ def infer_recipe(
             f"{name} does not exist; name a data file, a .toml file, or a recipe that "
             "`synthesizer recipes` lists"
         )
-    splits = {"train": path}  # and beside a file called train those called validation and test
-    for split, names in SIBLINGS.items() if path.stem == "train" else ():
-        files = [path.with_name(name + path.suffix) for name in names]
-        if there := [file for file in files if file.is_file()]:
-            splits[split] = there[0]
-    source = open_source(
-        Data.model_validate({split: str(file) for split, file in splits.items()}), None
-    )
+    splits = _find_splits(path)
+    source = _open(splits)
     # Drawn from the whole file, as its labels may be sorted or come in turn.
     sample, num_rows = draw((row for row in source.splits["train"]() if not row.fault), SAMPLE)
     if not sample:
@@ -100,17 +100,23 @@ def infer_recipe(
         used = ", ".join(f"{role} '{column}'" for role, column in roles.items())
         unused = [name for name in columns.names if name not in roles.values()]
         used += f"; not used: {listed(unused)}" if unused else ""
-        if task == "classification" and set(unused) & set(columns.texts):
-            used += " (if the label depends on two texts, join them in one column)"
+        if task == "classification" and (more := [c for c in columns.texts if c in unused]):
+            used += f" (to read both texts: --set data.columns.text_pair={more[0]})"
         reasons.append(f"columns: {used}")
     if len(splits) > 1:
-        reasons.append(f"splits: {', '.join(map(str, splits.values()))}")
+        splits, unfit = _with_columns(splits, source, list(roles.values()))
+        source = _open(splits) if unfit else source
+        names = ", ".join(str(file) for file in splits.values())
+        reasons.append("; ".join([f"splits: {names}", *unfit]))
     num_bytes = columns.mean_bytes(roles) * num_rows
     scale = next(scale for scale in SCALES if num_bytes < scale.below)
-    sizes, said = _infer_sizes(task, scale, num_bytes, columns.lengths(roles), given)
+    lengths = columns.lengths(roles, joined=task == "classification")
+    sizes, said = _infer_sizes(task, scale, num_bytes, lengths, given)
     reasons += said
     values: dict[str, Any] = {
-        "name": path.stem if len(splits) == 1 else path.absolute().parent.name
+        "name": split_name(path)[0]
+        if len(splits) == 1 and not path.is_dir()
+        else splits["train"].absolute().parent.name
     }
     values |= {f"data.{split}": str(file) for split, file in splits.items()}
     share = min(MOST_HELD_OUT, round(HELD_OUT / num_rows, 3))
@@ -127,6 +133,60 @@ def infer_recipe(
     if task == "language_modeling":  # its bits per byte are not those of words
         del choices[0]
     return Guess(task, settings, tuple(reasons), source, tuple(choices))
+
+
+def _find_splits(path: Path) -> dict[str, Path]:
+    """The files of each split: train's, of a folder or as named, and those called as its siblings.
+
+    A folder of texts is one split.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file())
+        splits = {"train", *(name for names in SIBLINGS.values() for name in names)}
+        tables = [file for file in files if split_name(file)[1] in DATA_SUFFIXES]
+        if not tables and all(split_name(file)[0] in splits for file in files):
+            tables = files
+        if not tables:
+            return {"train": path}
+        named = [file for file in tables if split_name(file)[0] == "train"]
+        if len(named) != 1:
+            raise UserError(
+                f"{path} holds {listed([file.name for file in named or tables])}; expected one "
+                "file of rows called train, and its others called validation and test: name one "
+                "of these files"
+            )
+        path = named[0]
+    found, (stem, own) = {"train": path}, split_name(path)
+    for split, names in SIBLINGS.items() if stem == "train" and path.is_file() else ():
+        suffixes = dict.fromkeys((own, *DATA_SUFFIXES)) if own in DATA_SUFFIXES else (own,)
+        files = [
+            path.with_name(name + suffix + packed)
+            for name in names
+            for suffix in suffixes
+            for packed in ("", PACKED)
+        ]
+        if there := [file for file in files if file.is_file()]:
+            found[split] = there[0]
+    return found
+
+
+def _open(splits: Mapping[str, Path]) -> Source:
+    return open_source(Data.model_validate({key: str(file) for key, file in splits.items()}), None)
+
+
+def _with_columns(
+    splits: dict[str, Path], source: Source, wanted: list[str]
+) -> tuple[dict[str, Path], list[str]]:
+    """The splits that have every column, as a test set without labels has not; and why not."""
+    kept, said = {}, []
+    for split, file in splits.items():
+        first = next((row for row in source.splits[split]() if not row.fault), None)
+        missing = [c for c in wanted if not first or c not in flat_fields(first.fields)]
+        if missing and split != "train":
+            said.append(f"{file} has no column '{missing[0]}', so {split} is cut from train")
+        else:
+            kept[split] = file
+    return kept, said
 
 
 @dataclass(frozen=True)
@@ -155,7 +215,10 @@ class _Columns:
         if task == "classification":
             if self.labels:
                 given.setdefault("label", self.label)
-            return infer_columns(self.sample, ("text", "label"), given)
+            if self.pair and not given.keys() & {"text", "text_pair"}:
+                given["text"], given["text_pair"] = self.pair
+            pair = ("text_pair",) if "text_pair" in given else ()
+            return infer_columns(self.sample, ("text", *pair, "label"), given)
         if task in ("translation", "summarization"):
             taken = given.values()
             free = [
@@ -178,13 +241,37 @@ class _Columns:
         known = [name for name in self.labels if is_known(name, "label")]
         return (known or self.labels)[0]
 
+    @cached_property
+    def pair(self) -> tuple[str, str] | None:
+        """The two texts that one label belongs to, in the order in which they are read.
+
+        Names that differ in a number or letter; a heading or a question and the longest text; or
+        the only two texts, where they have similar lengths and words.
+        """
+        texts = [name for name in self.texts if name not in self.given.values()]
+        for one, other in combinations(texts, 2):
+            if _LAST.sub("", one) == _LAST.sub("", other) != "":
+                return one, other
+        longest = max(texts, key=self.mean_length, default="")
+        for name in texts:
+            if name != longest and is_known(name, "heading", "asked"):
+                return name, longest
+        if len(texts) != 2:
+            return None
+        lengths = sorted(map(self.mean_length, texts))
+        words = [" ".join(_values(self.sample, name)).lower().split() for name in texts]
+        common = set(words[0]) & set(words[1])
+        shared = min(sum(word in common for word in side) / max(1, len(side)) for side in words)
+        similar = lengths[1] <= SIMILAR * lengths[0] and shared >= SHARED
+        return (texts[0], texts[1]) if similar else None
+
     def mean_length(self, name: str) -> float:
         """Characters of a column's values."""
         return statistics.fmean(len(value) for value in _values(self.sample, name))
 
-    def lengths(self, roles: dict[str, str]) -> list[int]:
-        """Characters of the longest text of each row."""
-        return [max(map(len, row)) for row in self._texts(roles)]
+    def lengths(self, roles: dict[str, str], *, joined: bool) -> list[int]:
+        """Characters of the longest text of each row, or of its texts joined in one."""
+        return [(sum if joined else max)(map(len, row)) for row in self._texts(roles)]
 
     def mean_bytes(self, roles: dict[str, str]) -> float:
         """UTF-8 of a row's texts; labels and what is not used are none."""
@@ -254,18 +341,24 @@ def _guess_task(path: Path, columns: _Columns) -> tuple[str, str]:
     if given := columns.given:  # the roles that the user gave columns for
         if "source" in given or "target" in given:
             return _task_of_pairs(columns)
-        if "label" in given:
-            return "classification", f"'{given['label']}' is the label, as you set it"
+        if "label" in given or "text_pair" in given:
+            label = given.get("label") or (columns.labels and columns.label) or "no column"
+            return "classification", f"'{label}' is the label, from the columns as you set them"
         if "text" in given:
             return "language_modeling", f"'{given['text']}' is the text, as you set it"
         return "dialogue", "from the columns, as you set them"
-    if columns.labels and (len(texts) == 1 or is_known(columns.label, "label")):
+    named = [any(is_known(name, role) for name in names) for role in ("source", "target")]
+    known = bool(columns.labels) and is_known(columns.label, "label")
+    if columns.labels and (len(texts) == 1 or known or (columns.pair and not all(named))):
         number = len(set(_values(columns.sample, columns.label)))
-        return "classification", f"'{columns.label}' has {number} different values"
+        reason = f"'{columns.label}' has {number} different values"
+        if columns.pair:
+            reason += f" for the texts '{columns.pair[0]}' and '{columns.pair[1]}' together"
+            reason += "" if known else f"; to write '{columns.pair[1]}': --set task=translation"
+        return "classification", reason
     if len(texts) == 1:
         _refuse_unfit_labels(path, columns)
         return "language_modeling", f"'{texts[0]}' is text and nothing else is"
-    named = [any(is_known(name, role) for name in names) for role in ("source", "target")]
     if len(texts) > 2 and not all(named):
         raise UserError(
             f"{path} has {len(texts)} columns of text ({listed(texts)}); say which to use: "
@@ -296,8 +389,11 @@ def _refuse_unfit_labels(path: Path, columns: _Columns) -> None:
 
 def _task_of_pairs(columns: _Columns) -> tuple[str, str]:
     source, target = columns.roles("translation").values()
-    if columns.mean_length(source) > 3 * columns.mean_length(target):
+    here, there = columns.mean_length(source), columns.mean_length(target)
+    if here > SIMILAR * there:
         return "summarization", f"'{target}' is less than a third as long as '{source}'"
+    if there > SIMILAR * here:
+        return "translation", f"'{target}' is longer than '{source}', so no summary of it"
     return "translation", f"'{source}' and '{target}' are texts of similar length"
 
 

@@ -1,4 +1,4 @@
-"""Text classification: topics, sentiment, and the answers of ListOps."""
+"""Text classification: topics, sentiment, pairs of texts, and the answers of ListOps."""
 
 import functools
 from itertools import islice
@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.data.batch import Batch, Ragged, label_batch
 from synthesizer_attention.data.cache import Entry, Fields
-from synthesizer_attention.data.columns import infer_labels, label_number, label_of, text_of
+from synthesizer_attention.data.columns import BadRow, infer_labels, label_number, label_of, text_of
 from synthesizer_attention.data.files import Row
 from synthesizer_attention.data.prepare import Columns, Examples, Fitter, Limit, tokenizer_texts
 from synthesizer_attention.data.sources import SPLITS, Source
 from synthesizer_attention.data.tokenizer import CLS, Template, train_tokenizer
+from synthesizer_attention.errors import listed
 from synthesizer_attention.metrics.labels import DOCUMENTS
 from synthesizer_attention.metrics.scores import of_task, score
 from synthesizer_attention.run.recipe import Recipe
@@ -31,13 +32,14 @@ from synthesizer_attention.tasks.task import (
 
 Array = NDArray[Any]
 
+PAIR = " || "  # between two texts that have one label
 BATCH, RATE, DECAY = 128, 0.3, 1e-5
 EPOCHS, FEWEST_STEPS = 4, 400  # whichever is longer
 MOST = 20_000  # training examples; a floor need not see more
 
 
 class Classification(ListTask):
-    """A text to one of a few labels."""
+    """A text, or two with PAIR between them, to one of a few labels."""
 
     kind = "encoder"
     main_metric = "accuracy"
@@ -72,14 +74,20 @@ class Classification(ListTask):
 
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         recipe, labels = self._recipe, self._recipe.data.labels
+        pair = ("text_pair",) if "text_pair" in recipe.data.columns else ()
 
         def read(row: Row, columns: Columns) -> list[Fields]:
-            text, label = text_of(row, columns["text"]), label_of(row, columns["label"])
+            label = label_of(row, columns["label"])
+            names = [columns[role] for role in ("text", *pair)]
+            parts = [text_of(row, name, blank=bool(pair)) for name in names]
+            if not any(map(str.strip, parts)):
+                raise BadRow(f"columns {listed(names)} are empty")
+            text = PAIR.join(parts)
             if labels:  # unknown only while train is read for them
                 label_number(label, labels, columns["label"])
             return [(text, label)]
 
-        examples = Examples(recipe.data, source, ("text", "label"), read)
+        examples = Examples(recipe.data, source, ("text", *pair, "label"), read)
         train, column = examples.split("train"), examples.columns["label"]
         labels = labels or infer_labels(examples.whole_column(1), column)
         tokenizer = given or train_tokenizer(
