@@ -1,4 +1,4 @@
-"""Tiny random models, nine architectures of transformers and five of ours; audits that tests share.
+"""Tiny random models, fifteen architectures of transformers and five of ours; shared audits.
 
 The session fixture `audits` (conftest.py) makes each model folder and each audit once.
 """
@@ -20,8 +20,14 @@ from transformers import (
     BertModel,
     Gemma2ForCausalLM,
     GPT2LMHeadModel,
+    GPTBigCodeForCausalLM,
+    GPTNeoXForCausalLM,
+    GptOssForCausalLM,
     LlamaForCausalLM,
+    ModernBertForMaskedLM,
+    Olmo2ForCausalLM,
     OPTForCausalLM,
+    Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     T5ForConditionalGeneration,
     ViTForImageClassification,
@@ -43,6 +49,10 @@ STACKS = {"vocab_size": VOCAB, "d_model": 24, "encoder_layers": 2, "decoder_laye
           "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 20,
           "decoder_ffn_dim": 20, "pad_token_id": 0, "bos_token_id": 1,
           "eos_token_id": 2}  # fmt: skip
+SHARED = SMALL | TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
+                         "eos_token_id": 2}  # fmt: skip
+BIGCODE = {"vocab_size": VOCAB, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16,
+           "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 MODELS = {
     "bert": (BertForMaskedLM, SMALL | TEXT),
     "gpt2": (GPT2LMHeadModel, {"vocab_size": VOCAB, "n_embd": 24, "n_layer": 2, "n_head": 3,
@@ -67,6 +77,18 @@ MODELS = {
     "whisper": (WhisperForConditionalGeneration, STACKS | {"num_mel_bins": 4,
                 "max_source_positions": 8, "max_target_positions": 16, "decoder_start_token_id": 1,
                 "suppress_tokens": None, "begin_suppress_tokens": None}),
+    # one projection of queries, keys and values: all queries first, or all of each head
+    "phi3": (Phi3ForCausalLM, SHARED),
+    "modernbert": (ModernBertForMaskedLM, SMALL | TEXT | {"local_attention": 4,
+                   "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}),
+    "neox": (GPTNeoXForCausalLM, SMALL | TEXT),
+    "bigcode": (GPTBigCodeForCausalLM, BIGCODE),
+    "bigcode by head": (GPTBigCodeForCausalLM, BIGCODE | {"multi_query": False}),
+    # a sink beside the keys of each head
+    "gpt-oss": (GptOssForCausalLM, SHARED | {"head_dim": 6, "num_local_experts": 2,
+                "num_experts_per_tok": 1, "sliding_window": 3}),
+    # queries and keys are normalized over all heads
+    "olmo2": (Olmo2ForCausalLM, SHARED),
 }  # fmt: skip
 OWN = {  # what positions add to logits or turn, and who may look
     "decoder": {"kind": "decoder", "positions": "sinusoidal+relative"},

@@ -22,8 +22,6 @@ from transformers import (
     GPT2ForSequenceClassification,
     MPNetConfig,
     MPNetModel,
-    Olmo2Config,
-    Olmo2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
     T5EncoderModel,
@@ -43,9 +41,10 @@ from pretrained import (
     tokenizer,
     value_of,
 )
+from synthesizer_attention.audit import converted
 from synthesizer_attention.audit.averages import _explained, measure_averages
 from synthesizer_attention.audit.convert import convert
-from synthesizer_attention.audit.converted import build_converted
+from synthesizer_attention.audit.converted import LAYOUTS, Projection, build_converted
 from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
 from synthesizer_attention.audit.examples import METRICS, Example, Metric, encode, read_examples
 from synthesizer_attention.audit.hook import Hook
@@ -539,39 +538,42 @@ def test_a_model_whose_outputs_are_no_numbers_is_refused_before_the_first_head(
     assert "alone" not in said  # no head was replaced
 
 
-def olmo():
-    """Queries and keys are normalized over all heads."""
-    return Olmo2ForCausalLM(Olmo2Config(**TEXT, **TINY, num_key_value_heads=2))
-
-
-def bigcode():
-    """All heads share one key and one value."""
-    from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM  # which uses torch.jit
-
-    return GPTBigCodeForCausalLM(
-        GPTBigCodeConfig(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2, n_positions=16)
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("architecture", [olmo, bigcode])
-def test_a_speed_that_cannot_be_measured_is_left_out_with_a_word(
-    home, tmp_path, architecture, capsys
-):
-    torch.manual_seed(0)
-    architecture().save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
-    out = tmp_path / "out"
-    assert audited(home, out, tmp_path / "model", "long.txt") == 0
-    said = capsys.readouterr().err
-    record = json.loads((out / "audit.json").read_text())
-    assert record["speed"] == []
-    assert "cannot be run with heads left out of it" in record["untimed"]
-    assert f"speed was not measured: {record['untimed']}" in said
-    assert "cannot be run with heads left out of it" in (out / "report.html").read_text()
-    assert main(["convert", str(out), "--heads", "1", "--out", str(tmp_path / "m")]) == 2
-    assert "audit works, convert does not" in capsys.readouterr().err
-    assert not (tmp_path / "m").exists()
+def test_an_audit_says_at_its_start_what_convert_will_do(home, tmp_path, capsys, monkeypatch):
+    """Of layers that share one attention, of an unknown layout, and of one that is read wrongly."""
+    albert = AlbertForMaskedLM(AlbertConfig(**SMALL | TEXT, embedding_size=8))
+    wrong = {"query_key_value": Projection("qkv")}  # all of each head, read as all queries first
+    for number, (model, layouts, reason) in enumerate((
+        (albert, LAYOUTS, "AlbertForMaskedLM shares one attention among its layers"),
+        (build("neox"), (), "GPTNeoXAttention has query_key_value, dense and no projections"),
+        (build("neox"), (wrong,), "a GPTNeoXForCausalLM computes something else with heads left"),
+        (build("neox"), LAYOUTS, ""),
+        (build("olmo2"), LAYOUTS, ""),
+    )):  # fmt: skip
+        monkeypatch.setattr(converted, "LAYOUTS", layouts)
+        folder, out = tmp_path / f"model{number}", tmp_path / f"out{number}"
+        spread(model).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        assert audited(home, out, folder, "long.txt") == 0
+        said = capsys.readouterr().err.splitlines()
+        record = json.loads((out / "audit.json").read_text())
+        line = next(at for at, text in enumerate(said) if "convert " in text)
+        assert line < next(at for at, text in enumerate(said) if "averaging" in text)
+        command = ["convert", str(out), "--heads", "1", "--out", str(tmp_path / f"m{number}")]
+        if not reason:
+            assert (
+                f"convert can replace heads{'; it keeps' if number == 4 else ', and'}" in said[line]
+            )
+            assert record["speed"]
+            assert main(command) == 0
+            continue
+        assert f"convert will refuse this model: {reason}" in said[line]
+        assert record["speed"] == []
+        assert record["untimed"].startswith(reason)
+        assert reason in (out / "report.html").read_text()
+        if layouts != (wrong,):
+            assert main(command) == 2
+            assert "audit works, convert does not" in capsys.readouterr().err
+            assert not (tmp_path / f"m{number}").exists()
 
 
 def test_convert_refuses_what_it_cannot_do(audits, tmp_path, capsys):

@@ -69,9 +69,11 @@ def test_hooked_with_nothing_replaced_is_the_model(name, padded):
     torch.testing.assert_close(observed, before)
     assert name in OWN or model.config._attn_implementation == "eager"
     causal = [0, 0, 1, 1] if name in (*ENCODER_DECODERS, "translator") else [1, 1]
-    causal = [0, 0] if name in ("bert", "vit", "classifier", "mixed") else causal
+    causal = [0, 0] if name in ("bert", "vit", "modernbert", "classifier", "mixed") else causal
     assert [layer.causal for layer in layers] == [bool(c) for c in causal]
-    heads = {"llama": (4, 2), "gemma": (3, 1)}.get(name, (4, 4) if name in OWN else (3, 3))
+    heads = dict.fromkeys(("llama", "phi3", "gpt-oss", "olmo2"), (4, 2))
+    heads |= dict.fromkeys(("gemma", "bigcode"), (3, 1))
+    heads = heads.get(name, (4, 4) if name in OWN else (3, 3))
     assert {(layer.num_heads, layer.num_key_heads) for layer in layers} == {heads}
     assert not any("EncDec" in layer.name or "encoder_attn" in layer.name for layer in layers)
 
@@ -156,7 +158,16 @@ def test_converted_equals_hooked_and_loads_as_it_was_saved(name, heads, tmp_path
         assert torch.equal(loaded(**batch).logits, converted(**batch).logits)
     if name in MODELS:
         before = sum(p.numel() for p in model.parameters())
-        assert sum(p.numel() for p in converted.parameters()) - tables < before
+        after = sum(p.numel() for p in converted.parameters()) - tables
+        whole = name == "olmo2" and heads in ("one", "most")  # what normalizes all heads needs them
+        assert after == before if whole else after < before
+        layers = found_layers(model, batch)
+        gone = [(n, head) for n, inside in enumerate(some[heads](layers)) for head in inside]
+        said = [size_with(layers, 24, 16, each)["parameters"] for each in ([], gone)]
+        matrices = [
+            sum(p.numel() for p in m.parameters() if p.dim() > 1) for m in (model, converted)
+        ]
+        assert matrices[0] - matrices[1] == said[0] - said[1]
         assert AutoConfig.from_pretrained(tmp_path).model_type == "synthesizer-converted"
         assert any(".tables." in key for key in AutoModel.from_pretrained(tmp_path).state_dict())
 
@@ -199,7 +210,8 @@ def decoded_both_ways(model, name, batch, count):
     return cached
 
 
-DECODERS = ("gpt2", "llama", "gemma", *ENCODER_DECODERS, "decoder", "window")
+FUSED = ("phi3", "neox", "bigcode", "bigcode by head", "gpt-oss", "olmo2")
+DECODERS = ("gpt2", "llama", "gemma", *FUSED, *ENCODER_DECODERS, "decoder", "window")
 
 
 @pytest.mark.parametrize(("name", "heads"), crossed(DECODERS, ("most", "a whole layer")))
@@ -295,10 +307,11 @@ def test_converted_twice_equals_converted_at_once(name, case):
     with torch.no_grad(), Hook(half) as hook:
         hook.discover(batch)
         plain = real_logits(half, batch)
-        hook.observe = lambda layer, weights, visible: torch.testing.assert_close(
-            weights.sum(-1)[visible.any(-1).expand_as(weights[..., 0])],
-            torch.ones(int(visible.any(-1).expand_as(weights[..., 0]).sum())),
-        )
+        if name != "gpt-oss":  # whose sinks take a share
+            hook.observe = lambda layer, weights, visible: torch.testing.assert_close(
+                weights.sum(-1)[visible.any(-1).expand_as(weights[..., 0])],
+                torch.ones(int(visible.any(-1).expand_as(weights[..., 0]).sum())),
+            )
         torch.testing.assert_close(real_logits(half, batch), plain, **NEAR)
         hook.observe, hook.tables = None, moved
         hooked = real_logits(half, batch)
@@ -384,7 +397,7 @@ def test_joined_tables_read_what_each_read_alone():
 SPECS = ("dot", "random", "random+dot", "dense", "relative+dense+dot")
 
 
-@pytest.mark.parametrize(("name", "spec"), crossed(MODELS, SPECS))
+@pytest.mark.parametrize(("name", "spec"), crossed([m for m in MODELS if m != "gpt-oss"], SPECS))
 def test_a_replaced_model_starts_at_the_old_function_trains_saves_and_loads(name, spec, tmp_path):
     """At the old function: where the spec holds dot."""
     model, batch = build(name), inputs(name)
@@ -445,6 +458,7 @@ def test_what_cannot_be_replaced_is_refused():
         (build("bert"), {"layers": [5]}, "layers names 5; the model has 2: give 0 to 1"),
         (build("bert"), {"spec": "random@1|dot@2"}, "synthesis 'random@1|dot@2': a Hugging Face"),
         (build("bert"), {"spec": "fixed_random+dot"}, "FixedRandom in synthesis"),
+        (build("gpt-oss"), {}, "GptOssAttention has a sink beside its keys"),
     ):
         with pytest.raises(UserError) as error:
             replace_attention(model, **{"spec": "random+dot", "max_len": 4, **options})

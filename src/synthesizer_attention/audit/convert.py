@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from synthesizer_attention.audit.converted import Layer, build_converted
 from synthesizer_attention.audit.cost import most_heads, random_texts
 from synthesizer_attention.audit.examples import (
     METRICS,
+    Examples,
     RunData,
     TuningRows,
     read_examples,
     token_rows,
     tuning_rows,
 )
-from synthesizer_attention.audit.hook import cause, tables_before
+from synthesizer_attention.audit.hook import Hook, cause, tables_before
 from synthesizer_attention.audit.media import media_of, read_media
 from synthesizer_attention.audit.record import (
     RECORD,
@@ -46,6 +48,7 @@ from synthesizer_attention.run.files import (
     write_record,
 )
 
+_NEAR = 0.01  # of the largest output: rounding moves less, another head's weights more
 _AUTO = {  # by how the name of a class ends
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
@@ -127,6 +130,34 @@ def convert(
     remove_leftovers(out.resolve().parent, f"{out.resolve().name}.")
     write_folder(out, fill, lambda: _clear(out))
     return count
+
+
+def why_refused(hook: Hook, examples: Examples, max_len: int, kind: str) -> str:
+    """Why convert will refuse a model, or nothing: it is tried, and answers as its hook does.
+
+    One head is left out of the first layer, and all of the last.
+    """
+    (chosen, inputs), *_ = examples.batches
+    few = replace(examples, batches=[(list(range(len(chosen))), inputs)])
+    places = [place for place, layer in enumerate(hook.layers) if layer.dots]
+    first, last = (hook.layers[places[end]].dots for end in (0, -1))
+    heads = {places[0]: first[:1], places[-1]: last}
+    tables = {place: HeadTables(each, max_len, kind) for place, each in heads.items()}
+    name = type(hook.model).__name__
+    try:
+        with torch.random.fork_rng(devices=[]):
+            converted = build_converted(hook.model, hook.layers, tables, share=True)
+        hook.tables, found = tables, few.run(converted)
+        expected = few.run(hook.model)
+    except UserError as error:
+        return str(error)
+    except Exception as error:  # whatever an architecture's code says
+        return f"a {name} cannot be run with heads left out of it ({cause(error)})"
+    finally:
+        hook.tables = {}
+    if float((found - expected).abs().max()) > _NEAR * float(expected.abs().max()):
+        return f"a {name} computes something else with heads left out of it"
+    return ""
 
 
 def _check_out(out: Path, *, is_tuned: bool) -> None:

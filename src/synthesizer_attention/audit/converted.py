@@ -19,7 +19,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +74,7 @@ class Layer:
     causal: bool
     window: int | None
     tables: list[int] = field(default_factory=list)  # heads that a conversion replaced before
+    normed: bool = False  # queries and keys over all heads, so that one needs what made the others
 
     @property
     def dots(self) -> list[int]:
@@ -97,15 +98,19 @@ def kept_keys(facts: Facts) -> list[int]:
 
 
 class Projection(NamedTuple):
-    """The parts that a projection makes, in its order, and the axis of its weight they are on."""
+    """The parts that a projection makes, in its order: all heads of each, or all of each head."""
 
     parts: str
-    axis: int = 0
+    by_head: bool = False
 
 
-_Q, _K = Projection("q"), Projection("k")
+_Q, _K, _QKV = Projection("q"), Projection("k"), Projection("qkv")
 LAYOUTS: tuple[dict[str, Projection], ...] = (  # the first whose names a module holds
-    {"c_attn": Projection("qkv", 1)},  # GPT-2's Conv1D
+    {"c_attn": _QKV},  # GPT-2, GPTBigCode
+    {"qkv_proj": _QKV},  # Phi-3
+    {"Wqkv": _QKV},  # ModernBERT, DBRX
+    {"qkv": _QKV},  # the towers of BLIP-2 and Qwen2-VL
+    {"query_key_value": Projection("qkv", by_head=True)},  # GPT-NeoX, Persimmon
     {"q_proj": _Q, "k_proj": _K},
     {"query": _Q, "key": _K},
     {"q": _Q, "k": _K},
@@ -124,39 +129,59 @@ _COUNTED = re.compile(
 def layout_of(attention: nn.Module) -> dict[str, Projection]:
     """The projections of queries and keys that a module holds, by name."""
     names = {name for name, _ in attention.named_children()}
-    return next((layout for layout in LAYOUTS if layout.keys() <= names), {})
+    layout = next((layout for layout in LAYOUTS if layout.keys() <= names), {})
+    if getattr(attention, "multi_query", True):
+        return layout
+    return {name: Projection(parts, by_head=True) for name, (parts, _) in layout.items()}
 
 
 def check_convertible(attention: nn.Module) -> dict[str, Projection]:
     """The layout of an attention; one that is not known here is refused."""
     layout = layout_of(attention)
-    if not layout or "sinks" in dict(attention.named_parameters(recurse=False)):
+    if not layout:
         raise UserError(
             f"{type(attention).__name__} has {listed(dict(attention.named_children()))} and no "
-            "separate projections of queries and keys that heads could be left out of; audit "
+            "projections of queries and keys that heads are known to be left out of; audit "
             "works, convert does not"
         )
     return layout
 
 
+def whole_norms(attention: nn.Module, d_head: int) -> dict[str, str]:
+    """The norms over the queries or keys of all heads, as OLMo 2 has them, by their projections."""
+    found = {}
+    for name in layout_of(attention):
+        norm = getattr(attention, f"{name[0]}_norm", None)
+        if norm is not None and norm.weight.numel() > d_head:
+            found[name] = f"{name[0]}_norm"
+    return found
+
+
 def head_facts(attention: Any) -> dict[str, int]:  # noqa: ANN401
     """How many heads of which width an attention has, as its projections show."""
-    layout, keys = (
-        check_convertible(attention),
-        ("head_dim", "attention_head_size", "key_value_proj_dim"),
-    )
+    layout = check_convertible(attention)
+    if getattr(attention, "sinks", None) is not None:
+        raise UserError(
+            f"{type(attention).__name__} has a sink beside its keys, which a mixture has no place "
+            "for; give a model without, or replace heads by tables with synthesizer convert"
+        )
+    keys = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
     d_head = next(int(n) for key in keys if isinstance(n := getattr(attention, key, None), int))
     wide, d_model = dict[str, int](), 0
-    for name, (parts, axis) in layout.items():
-        shape = getattr(attention, name).weight.shape
-        d_model = shape[1 - axis]
-        wide |= dict.fromkeys(parts, shape[axis] // len(parts) // d_head)
+    for name, (parts, _) in layout.items():
+        old = getattr(attention, name)
+        d_model, width = old.weight.shape if isinstance(old, Conv1D) else old.weight.shape[::-1]
+        heads, shared = width // d_head, getattr(attention, "num_key_value_groups", 1)
+        if len(parts) > 1:
+            wide = {"k": (few := heads // (shared + 2)), "q": few * shared}
+        else:
+            wide[parts] = heads
     return {"num_heads": wide["q"], "num_key_heads": wide["k"], "d_head": d_head,
             "d_model": d_model}  # fmt: skip
 
 
 def narrowed_state(
-    state: Mapping[str, Tensor], prefix: str, replaced: Replaced, before: Replaced
+    state: Mapping[str, Tensor], base: nn.Module, prefix: str, replaced: Replaced, before: Replaced
 ) -> dict[str, Tensor]:
     """Weights without those of replaced heads; `prefix` is the base model's.
 
@@ -164,16 +189,28 @@ def narrowed_state(
     """
     kept = dict(state)
     for name, facts in replaced.items():
-        old, width = before.get(name, {**facts, "heads": []}), facts["d_head"]
-        for projection, (parts, axis) in [pair for each in LAYOUTS for pair in each.items()]:
-            rows, start = list[int](), 0
-            for part in parts:
-                had = _KEPT[part](old)
-                places = [had.index(head) * width for head in _KEPT[part](facts)]
-                rows += [start + place + k for place in places for k in range(width)]
-                start += len(had) * width
-            for end in ("weight", "bias"):
-                tensor = kept.pop(key := f"{prefix}{name}.{projection}.{end}", None)
+        attention = base.get_submodule(name)
+        norms = whole_norms(attention, facts["d_head"])
+        layout = layout_of(attention) if facts["heads"] else {}
+        for projection, (parts, by_head) in layout.items():
+            old, width = before.get(name, {**facts, "heads": []}), facts["d_head"]
+            keys = [f"{prefix}{name}.{projection}.{end}" for end in ("weight", "bias")]
+            if projection in norms:
+                keys += [f"{prefix}{name}.{norms[projection]}.weight"]
+                if _KEPT[parts](facts):
+                    continue  # all rows are normalized together
+            had = [(part, head) for part in parts for head in _KEPT[part](old)]
+            if by_head and name not in before:  # stored in the order of parts once heads are gone
+                had.sort(key=lambda place: place[1])
+            rows = [
+                had.index((part, head)) * width + k
+                for part in parts
+                for head in _KEPT[part](facts)
+                for k in range(width)
+            ]
+            axis = int(isinstance(getattr(attention, projection), Conv1D))
+            for key in keys:
+                tensor = kept.pop(key, None)
                 if tensor is not None and rows:
                     kept[key] = tensor.index_select(min(axis, tensor.dim() - 1), torch.tensor(rows))
     return kept
@@ -193,27 +230,34 @@ class NoProjection(nn.Module):
         return x.new_zeros(()).expand(*x.shape[:-1], self.width)
 
 
-class PaddedLinear(nn.Linear):
-    """A projection to fewer heads, for code that splits by its own count: zeros fill the rest."""
+class Padded:
+    """A projection to fewer heads, for code that splits by its own count: zeros fill the rest.
 
-    def __init__(self, d_in: int, width: int, whole: int, *, bias: bool) -> None:
-        super().__init__(d_in, width, bias=bias)
-        self.missing = whole - width
+    Its rows are in the order of parts, kept heads first; they leave as the original's did.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(super().forward(x), (0, self.missing))
-
-
-class NarrowConv1D(Conv1D):
-    """GPT-2's projection to fewer queries and keys, and all values; zeros fill the rest."""
-
-    def __init__(self, width: int, d_in: int, missing: int) -> None:
-        super().__init__(width, d_in)
-        self.missing = missing
+    sizes: Sequence[int]  # of the parts
+    wholes: Sequence[int]  # of the parts, zeros included
+    num_heads: int | None = None  # where all parts of a head are neighbours
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = super().forward(x)
-        return nn.functional.pad(projected, (self.missing, 0)) if self.missing else projected
+        split: Sequence[Tensor] = super().forward(x).split(self.sizes, -1)  # type: ignore[misc]
+        parts = [
+            nn.functional.pad(part, (0, whole - part.shape[-1]))
+            for part, whole in zip(split, self.wholes, strict=True)
+        ]
+        if self.num_heads is not None:
+            apart = [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
+            return torch.cat(apart, -1).flatten(-2)
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+class PaddedLinear(Padded, nn.Linear):
+    """Of most architectures."""
+
+
+class PaddedConv1D(Padded, Conv1D):
+    """Of GPT-2."""
 
 
 def narrow_attention(attention: Any, facts: Facts) -> None:  # noqa: ANN401
@@ -222,20 +266,29 @@ def narrow_attention(attention: Any, facts: Facts) -> None:  # noqa: ANN401
     Where the facts hold a spec, the layer's logits are synthesized.
     """
     attention.dot_heads, keys = dot_heads(facts), kept_keys(facts)
-    for name, (parts, _) in check_convertible(attention).items() if facts["heads"] else ():
-        old, width = getattr(attention, name), facts["d_head"]
+    layout = check_convertible(attention) if facts["heads"] else {}
+    width, padded = facts["d_head"], _splits_by_count(type(attention).forward)
+    norms = whole_norms(attention, width)
+    for name, (parts, by_head) in layout.items():
+        old = getattr(attention, name)
         sizes = [len(_KEPT[part](facts)) * width for part in parts]
-        if len(parts) > 1:
-            missing = 0 if keys else 2 * width  # its code splits off one query and one key at least
-            setattr(attention, name, NarrowConv1D(sum(sizes), old.weight.shape[0], missing))
-            attention.split_size = [size or width for size in sizes]
+        wholes = [len(_KEPT[part]({**facts, "heads": []})) * width for part in parts]
+        if name in norms and any(sizes):
+            pick = partial(_pick, [head * width for head in _KEPT[parts](facts)], width)
+            attention.get_submodule(norms[name]).register_forward_hook(pick)
             continue
-        padded, bias = _splits_by_count(type(attention).forward), old.bias is not None
-        new: nn.Module = NoProjection(old.out_features if padded else width)
-        if sizes[0] and padded:
-            new = PaddedLinear(old.in_features, sizes[0], old.out_features, bias=bias)
-        elif sizes[0]:
-            new = nn.Linear(old.in_features, sizes[0], bias=bias)
+        if name in norms:
+            setattr(attention, norms[name], nn.Identity())
+        new: Any = NoProjection(wholes[0] if padded else width)
+        if isinstance(old, Conv1D):
+            new = PaddedConv1D(sum(sizes), old.weight.shape[0])
+        elif any(sizes):
+            whole = len(parts) == 1 and not padded
+            kind = nn.Linear if whole else PaddedLinear
+            new = kind(old.in_features, sum(sizes), bias=old.bias is not None)
+        if isinstance(new, Padded):
+            new.sizes, new.wholes = sizes, wholes
+            new.num_heads = facts["num_heads"] if by_head else None
         setattr(attention, name, new)
     if "spec" in facts:
         attention.synthesized = SynthesizedLogits(facts)
@@ -244,6 +297,11 @@ def narrow_attention(attention: Any, facts: Facts) -> None:  # noqa: ANN401
     attention.tables = HeadTables(facts["heads"], facts["max_len"], facts["kind"])
     group = facts["num_heads"] // facts["num_key_heads"]
     attention.dot_keys = [keys.index(head // group) for head in attention.dot_heads]
+
+
+def _pick(starts: list[int], width: int, _: nn.Module, args: object, whole: Tensor) -> Tensor:
+    """The heads that are left of what was normalized over all of them."""
+    return torch.cat([whole[..., start : start + width] for start in starts], -1)
 
 
 def _keep_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ANN401
@@ -300,7 +358,7 @@ class Converted(Kept):
                 continue
             if not heads:
                 cache.layers[index] = TableLayer()
-            elif any(isinstance(child, PaddedLinear) for child in module.children()):
+            elif any(isinstance(child, Padded) for child in module.children()):
                 cache.layers[index] = FewKeysLayer(len(set(module.dot_keys)))
 
 
@@ -418,7 +476,8 @@ def attend(
             query, key, value, attention_mask, causal=causal, options=options
         )
         return found
-    if tables is None and options.get("softcap") is None:
+    plain = options.get("softcap") is None and options.get("s_aux") is None
+    if tables is None and plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     replaced = [] if tables is None else list(tables.heads)
     dots = list(range(query.shape[1])) if tables is None else module.dot_heads
@@ -439,8 +498,8 @@ def attend(
         values = _heads(value, [head // group for head in dots])
         bias = None if bias is None else bias.expand(-1, num_heads, -1, -1)[:, dots]
         queries, dropout = query[:, : len(dots)], options.get("dropout") or 0.0  # behind: zeros
-        if options.get("softcap") is not None:
-            weights = _dot_weights(queries, keys, visible, bias, options)
+        if not plain:
+            weights = _dot_weights(queries, keys, visible, bias, dots, options)
             parts.append(nn.functional.dropout(weights, dropout) @ values)
         else:
             mask = bias if visible is None or bias is None else _hidden(bias, visible)
@@ -490,18 +549,31 @@ def converted_weights(
         bias = options.get("position_bias")
         bias = None if bias is None else bias[:, dots]
         keys = _heads(key, module.dot_keys)
-        parts.append(_dot_weights(query[:, : len(dots)], keys, visible, bias, options))
+        parts.append(_dot_weights(query[:, : len(dots)], keys, visible, bias, dots, options))
     return torch.cat(parts, 1)[:, torch.tensor([*tables.heads, *dots]).argsort()]
 
 
 def _dot_weights(
-    query: Tensor, key: Tensor, visible: Tensor | None, bias: Tensor | None, options: Facts
+    query: Tensor,
+    key: Tensor,
+    visible: Tensor | None,
+    bias: Tensor | None,
+    heads: list[int],
+    options: Facts,
 ) -> Tensor:
-    """(B, H, T, S) of heads whose keys are laid out one for one."""
+    """(B, H, T, S) of heads whose keys are laid out one for one.
+
+    Where an architecture has sinks, s_aux, each head's takes its share beside the keys.
+    """
     logits = dot_logits(query, key, options)
     logits = logits if bias is None else logits + bias
     logits = logits if visible is None else _hidden(logits, visible)
-    return logits.softmax(-1, dtype=torch.float32).to(query.dtype)
+    sinks = options.get("s_aux")
+    if sinks is not None:
+        sinks = sinks[heads].to(logits).view(-1, 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, sinks], -1)
+    weights = logits.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return weights if sinks is None else weights[..., :-1]
 
 
 def _hidden(logits: Tensor, visible: Tensor) -> Tensor:
@@ -570,7 +642,7 @@ def _build_twin(
         }
         for key, value in table.state_dict().items():
             state[f"{layer.name}.tables.{key}"] = value
-    state = narrowed_state(state, prefix, replaced, before)
+    state = narrowed_state(state, base, prefix, replaced, before)
     facts = copy.deepcopy(model.config).to_dict()
     facts.setdefault("original_model_type", facts.pop("model_type"))
     facts["replaced"] = {**before, **replaced}

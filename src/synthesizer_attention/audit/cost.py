@@ -229,7 +229,8 @@ def size_with(
     for place, layer in enumerate(layers):
         facts = {**asdict(layer), "heads": gone[place]}
         dots, keys = layer.num_heads - len(facts["heads"]), len(kept_keys(facts))
-        weights = d_model * layer.d_head * (dots + keys + layer.num_key_heads + layer.num_heads)
+        made = (layer.num_heads + layer.num_key_heads) if layer.normed and dots else dots + keys
+        weights = d_model * layer.d_head * (made + layer.num_key_heads + layer.num_heads)
         parameters += weights + len(facts["heads"]) * (2 * length + 1)
         flops += 2 * weights + 2 * length * layer.d_head * (dots + layer.num_heads)
         cache += _FLOAT * layer.d_head * (keys + layer.num_key_heads) if layer.causal else 0

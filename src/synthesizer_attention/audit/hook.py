@@ -38,6 +38,7 @@ from synthesizer_attention.audit.converted import (
     is_own,
     replaced_before,
     stacks_of,
+    whole_norms,
 )
 from synthesizer_attention.audit.tables import HeadTables, seen_through
 from synthesizer_attention.errors import UserError
@@ -209,9 +210,9 @@ class Hook:
         if hasattr(module, "tables"):
             replaced = list(module.tables.heads)
             num_heads = len(module.dot_heads) + len(replaced)
-        return Layer(
-            call, name, num_heads, value.shape[1], query.shape[3], causal, window, replaced
-        )
+        normed = bool(whole_norms(module, query.shape[3]))
+        sizes = num_heads, value.shape[1], query.shape[3]
+        return Layer(call, name, *sizes, causal, window, replaced, normed)
 
     def _restart(self, *_: object) -> None:
         self._calls = 0

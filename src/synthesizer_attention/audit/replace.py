@@ -392,11 +392,11 @@ def _replace_in_pretrained(
             silence(SynthesizedLogits(facts).parts, spec)
         attention = base.get_submodule(name)
         weight = next(attention.parameters())
-        state = {f"own.{key}": value for key, value in attention.state_dict().items()}
-        state = converted.narrowed_state(state, "", {"own": facts}, {})
+        state = {f"{name}.{key}": value for key, value in attention.state_dict().items()}
+        state = converted.narrowed_state(state, base, "", {name: facts}, {})
         converted.narrow_attention(attention, facts)
         attention.load_state_dict(
-            {key.removeprefix("own."): value for key, value in state.items()}, strict=False
+            {key.removeprefix(f"{name}."): value for key, value in state.items()}, strict=False
         )
         if fresh:
             attention.apply(model._init_weights)

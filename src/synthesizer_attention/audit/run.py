@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 import synthesizer_attention
 from synthesizer_attention.audit import cost, load
 from synthesizer_attention.audit.averages import explain, measure_averages
+from synthesizer_attention.audit.convert import why_refused
 from synthesizer_attention.audit.converted import build_converted, replaced_before
 from synthesizer_attention.audit.examples import (
     METRICS,
@@ -230,6 +231,8 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
         with hook:
             record = _record(asked, hook, subject) | {"left": left}
             count = len(hook.layers)
+            refused = why_refused(hook, subject.rank, subject.max_len, asked.table)
+            say(f"convert will refuse this model: {refused}" if refused else _convertible(hook))
             say(f"{count} layers of self-attention; averaging the attention of each head")
             averages = measure_averages(hook, subject.fit.inputs(subject.model), subject.max_len)
             auditor = cost.Auditor(hook, averages, asked.table)
@@ -243,13 +246,25 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
             record["heads"] = [
                 c | asdict(explained[c["layer"]][c["head"]]) for c in record["heads"]
             ]
-        say("timing forward passes")
-        record["speed"], record["untimed"] = _speeds(record, auditor, subject.timed)
+        record["speed"], record["untimed"] = [], refused
+        if not refused:
+            say("timing forward passes")
+            record["speed"], record["untimed"] = _speeds(record, auditor, subject.timed)
         if record["untimed"]:
             say(f"speed was not measured: {record['untimed']}")
         _write(asked.out, record, auditor)
         auditor.measured.finish()
     return record
+
+
+def _convertible(hook: Hook) -> str:
+    """What convert will be able to do."""
+    if any(layer.normed for layer in hook.layers):
+        return (
+            "convert can replace heads; it keeps the projections of a layer until its last head, "
+            "because queries and keys are normalized over all heads"
+        )
+    return "convert can replace heads, and leave out their query and key projections"
 
 
 def _facts(asked: Asked, subject: Subject, auditor: cost.Auditor) -> dict[str, str]:
