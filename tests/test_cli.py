@@ -100,6 +100,27 @@ def test_a_check_tells_everything_and_trains_nothing(tmp_path, monkeypatch, caps
     assert not (tmp_path / "runs").exists()
 
 
+def test_data_are_encoded_by_themselves(tmp_path, monkeypatch, capsys):
+    path, home = tmp_path / "own.toml", tmp_path / "cache"
+    path.write_text(dump(language_model(tmp_path)))
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(home))
+    monkeypatch.chdir(tmp_path)
+    words = ["train", str(path), "--prepare"]
+    assert main(words) == 0
+    assert "tokens: {'train':" in capsys.readouterr().out
+    (entry,) = home.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("synthesizer_attention.tasks.stream.join_documents", None)
+        assert main(words) == 0, "from the cache"
+    assert [*home.iterdir()] == [entry]
+    assert not (tmp_path / "runs").exists()
+    home.chmod(0o777)
+    assert main(words) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert error[0].endswith("; set SYNTHESIZER_CACHE to a directory of your own")
+
+
 def test_a_check_tells_the_published_count_of_the_same_row(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody

@@ -72,6 +72,40 @@ def test_sharded_layers_take_the_steps_of_whole_ones(ranks):
     assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
 
 
+SLOW = """
+import os, time
+from datetime import timedelta
+from accelerate import PartialState
+from synthesizer_attention.cli import main
+from synthesizer_attention.tasks import stream
+
+rank, quick = os.environ["RANK"], stream.join_documents
+
+def slow(*args):
+    if rank == "0" or os.path.exists("shared"):
+        time.sleep(2)  # of each of three splits
+    print("encoded", flush=True)
+    return quick(*args)
+
+stream.join_documents = slow
+os.environ["SYNTHESIZER_CACHE"] = "cache" if os.path.exists("shared") else "cache" + rank
+PartialState(cpu=True, timeout=timedelta(seconds=5))
+assert main(["train", "recipe.toml", "--out", "run", "--plain"]) == 0
+"""
+
+
+@pytest.mark.parametrize("cache", ["shared", "own"])
+def test_others_wait_for_long_encoding_beyond_the_timeout_of_a_step(tmp_path, ranks, cache):
+    """They died in a barrier after ten minutes, NCCL's default; here after five seconds."""
+    (tmp_path / "recipe.toml").write_text(dump(language_model(tmp_path)))
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / cache).touch()
+    ended = [rank.wait() for rank in ranks((), (), script=tmp_path / "slow.py")]
+    assert [code for code, *_ in ended] == [0, 0], ended
+    encoded = sorted(said.count("encoded") for _, said, _ in ended)
+    assert encoded == ([0, 3] if cache == "shared" else [3, 3]), "one process per cache encodes"
+
+
 FAULTS = """
 import resource, torch
 from synthesizer_attention.run.recipe import load_recipe

@@ -172,9 +172,16 @@ PARTS = st.sampled_from([*WORDS, "e\u0301", *SPACES])
 ANY = st.one_of(st.lists(PARTS, max_size=12).map("".join), st.text(max_size=12))
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYON_NUM_THREADS", "1")
+        yield
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ANY, max_size=4), st.booleans())
-def test_units_are_encoded_as_whole_texts_are(texts, closed):
+def test_units_are_encoded_as_whole_texts_are(one_thread, texts, closed):
     for tokenizer in TOKENIZERS:
         encoder = Encoder(tokenizer, closed=closed)
         assert encoder._split is not None
@@ -183,7 +190,7 @@ def test_units_are_encoded_as_whole_texts_are(texts, closed):
         assert Encoder(tokenizer, bare=True)(texts) == bare_encodings(tokenizer, texts)
 
 
-def test_a_token_that_was_added_is_found_in_the_middle_of_a_word():
+def test_a_token_that_was_added_is_found_in_the_middle_of_a_word(one_thread):
     tokenizer = train_tokenizer(UNITS["bpe"], [SPOKEN])
     tokenizer.backend_tokenizer.add_tokens([AddedToken("cat s", lstrip=True)])
     texts = ["the  cat sat", "the cat", "cat  sat"]
@@ -206,7 +213,14 @@ def test_a_tokenizer_of_another_kind_encodes_whole_texts(change):
         assert encoder(SPOKEN[:2]) == encode(tokenizer, SPOKEN[:2])
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_many_threads_encode_whole_texts(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "8")
+    assert Encoder(TOKENIZERS[0])._split is None
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    assert Encoder(TOKENIZERS[0])._split is not None
+
+
+def test_what_is_remembered_is_bounded(one_thread, monkeypatch):
     monkeypatch.setattr("synthesizer_attention.data.tokenizer._KEPT", 100)
     tokenizer = train_tokenizer(UNITS["bpe"], [SPOKEN])
     encoder = Encoder(tokenizer)

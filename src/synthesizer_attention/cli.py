@@ -158,6 +158,9 @@ def train(
     check: Annotated[
         bool, flag("--check", "Print parameters, FLOPs, data and time; do not train.")
     ] = False,
+    prepare: Annotated[
+        bool, flag("--prepare", "Encode the data into the cache; do not train.")
+    ] = False,
     plain: Plain = False,
     track: Track = None,
 ) -> None:
@@ -172,6 +175,15 @@ def train(
         from synthesizer_attention.training.preview import describe
 
         for line in describe(loaded):
+            say(line)
+        return
+    if prepare:
+        from synthesizer_attention.data.cache import cache_folder, check_own
+        from synthesizer_attention.tasks import build_task
+        from synthesizer_attention.training.preview import describe_data
+
+        check_own(cache_folder())
+        for line in describe_data(build_task(loaded)):
             say(line)
         return
     from synthesizer_attention.run.progress import open_progress

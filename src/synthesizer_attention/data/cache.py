@@ -21,7 +21,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +33,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from synthesizer_attention.data.batch import Ragged
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.files import check_regular_file, who_else_may_write, write_atomically
+from synthesizer_attention.run.files import (
+    check_regular_file,
+    locked,
+    who_else_may_write,
+    write_atomically,
+)
 from synthesizer_attention.run.records import read_header
 
 T = TypeVar("T")
@@ -41,6 +46,7 @@ Array = NDArray[Any]
 Fields = tuple[str, ...]  # of one example; the first is its input
 
 CHUNK = 4096
+OWN = "set SYNTHESIZER_CACHE to a directory of your own"
 _META = "meta.json"
 _PADDING = 0xD935  # the kind of a zip's extra field that other tools align members with
 _PACKAGE = Path(__file__).parents[1]
@@ -79,13 +85,23 @@ def hash_code(package: Path) -> str:
 
 
 def fetch(folder: Path, key: str, build: Callable[[], Entry]) -> Entry:
-    """The entry of a key, built and stored where it is missing or damaged."""
+    """The entry of a key, built and stored where it is missing or damaged.
+
+    One process builds it; whoever else asks meanwhile waits, for hours if need be.
+    """
     entry = find(folder, key)
-    if entry is None:
-        entry = build()
-        if _is_own(folder):
+    if entry is not None:
+        return entry
+    if not _is_own(folder):
+        return build()
+    say, name = logging.getLogger(__name__).info, f".{key}.lock"
+    with locked(folder, "encoding data", say, name=name, patience=-1):
+        if (entry := find(folder, key)) is None:  # nobody built it meanwhile
+            entry = build()
             _store(folder / f"{key}.npz", entry)
             entry = find(folder, key) or entry  # from disk, as every other run has it
+        with suppress(OSError):  # of Windows; who waits for it finds the entry
+            (folder / name).unlink()
     return entry
 
 
@@ -103,20 +119,29 @@ def find(folder: Path, key: str) -> Entry | None:
         return None
 
 
-@functools.cache
-def _is_own(folder: Path) -> bool:
-    """Whether nobody else may write the directory, made where missing; warns if not."""
+def check_own(folder: Path) -> None:
+    """Refuse a directory that others may write, so that nothing would be kept in it."""
+    if (problem := _other_writer(folder)) is not None:
+        raise UserError(f"nothing can be prepared: {problem}; {OWN}")
+
+
+def _other_writer(folder: Path) -> str | None:
+    """How somebody else may write the directory, made where missing; None if nobody may."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = who_else_may_write(folder)
+        return who_else_may_write(folder)
     except OSError as error:
         advice = _advice(error)
         raise UserError(f"cannot make the cache {folder} ({error.strerror}); {advice}") from None
+
+
+@functools.cache
+def _is_own(folder: Path) -> bool:
+    """Whether nobody else may write the directory; warns if not."""
+    problem = _other_writer(folder)
     if problem is not None:
         logging.getLogger(__name__).warning(
-            "the cache of encoded data is not used: %s; "
-            "set SYNTHESIZER_CACHE to a directory of your own",
-            problem,
+            "the cache of encoded data is not used: %s; %s", problem, OWN
         )
     return problem is None
 

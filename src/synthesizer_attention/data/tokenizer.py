@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,8 @@ from synthesizer_attention.run.recipe_keys import Text
 PAD, EOS, UNK, CLS = "<pad>", "</s>", "<unk>", "<cls>"
 NUM_SENTINELS = 100
 
+_MANY = 4  # threads of a tokenizer encode whole texts faster than one looks up words
+_OFF = ("", "off", "false", "f", "no", "n", "0")  # as tokenizers reads TOKENIZERS_PARALLELISM
 _KEPT = 2**25  # characters of distinct units that an Encoder remembers
 _UNITS = re.compile(r"\s*\S+|\s+")
 _SEPARATORS = re.compile("[\x1c-\x1f]")  # white space to Python, and to no tokenizer
@@ -216,7 +219,8 @@ class Encoder:
 
         "two  words "  ->  "two", "  words", " "
 
-    A text that is not made of such units, or a tokenizer of another kind, is encoded whole. Either
+    A text that is not made of such units, or a tokenizer of another kind, is encoded whole; so is
+    every text where the tokenizer has threads enough to be faster than one with a memory. Either
     way the numbers are those of `encode`. `closed` is as there; `bare` leaves out what the
     tokenizer puts before and after a text.
     """
@@ -231,7 +235,7 @@ class Encoder:
             for token in shape["added_tokens"]
             if not (token["special"] and tokenizer.split_special_tokens)
         ]  # which are cut out of a text before all else
-        self._split = _splitter(shape)
+        self._split = _splitter(shape) if _num_threads() < _MANY else None
         self._marks = re.compile("|".join(map(re.escape, added))) if added else None
         self._known: dict[str, list[int]] = {}
         self._size = 0  # characters of the known units
@@ -267,6 +271,15 @@ class Encoder:
         if _SEPARATORS.search(text) or (self._marks and self._marks.search(text)):
             return None
         return self._split(text)
+
+
+def _num_threads() -> int:
+    """How many threads `tokenizers` encodes with."""
+    if os.environ.get("TOKENIZERS_PARALLELISM", "on").lower() in _OFF:
+        return 1
+    asked = os.environ.get("RAYON_NUM_THREADS", "0")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return int(asked if asked.isdecimal() else 0) or cores or 1
 
 
 def _splitter(shape: dict[str, Any]) -> Callable[[str], list[str]] | None:

@@ -402,13 +402,20 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path, activity: str, say: Callable[[str], None]) -> Iterator[None]:
+def locked(
+    folder: Path,
+    activity: str,
+    say: Callable[[str], None],
+    *,
+    name: str = ".lock",
+    patience: float = PATIENCE,
+) -> Iterator[None]:
     """Hold the lock of a directory, on one machine or on a disk that several share.
 
     It ends with the process that holds it, however it ends. Its file names the holder (pid, then
-    host), so that whoever waits, for PATIENCE seconds, can say for whom.
+    host), so that whoever waits, for so many seconds (-1: without end), can say for whom.
     """
-    path = folder / ".lock"
+    path = folder / name
     lock: BaseFileLock = FileLock(path)
     holder = _holder(path)  # read first: old versions of filelock empty the file as they try
     try:
@@ -417,7 +424,7 @@ def locked(folder: Path, activity: str, say: Callable[[str], None]) -> Iterator[
         except Timeout:
             holder = _holder(path) or holder
             say(f"waiting for {holder or 'another process'}, which is {activity} in {folder}")
-            lock.acquire(timeout=PATIENCE, poll_interval=0.25)
+            lock.acquire(timeout=patience, poll_interval=0.25)
     except Timeout:
         raise UserError(
             f"{holder or 'another process'} is {activity} in {folder}; "

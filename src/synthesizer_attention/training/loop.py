@@ -13,13 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, LoggerType, gather_object
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 from synthesizer_attention.attention.hook import kernels
@@ -45,6 +46,7 @@ from synthesizer_attention.training.meter import now, peak_memory
 from synthesizer_attention.training.optim import build_optimizer, learning_rate, set_rate
 
 MEASURED = 1  # measure the memory of the step after this one: the optimizer's state exists then
+LONGEST = timedelta(days=7)  # that others wait while one encodes; NCCL itself waits 10 minutes
 TENSORBOARD = "tensorboard"
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Environment variables in which a launcher says how many processes there are."""
@@ -93,6 +95,7 @@ def fit(
                 f"({'; '.join(changed)}); start all of them with the same command"
             )
     check_size(recipe)
+    patient = distributed.new_group(backend="gloo", timeout=LONGEST) if texts else None
     with (
         _one_line_for_lost_processes(accelerator),
         run.held(recipe, progress.say) if main else nullcontext(),
@@ -102,8 +105,10 @@ def fit(
             if known := _known_result(run, progress):  # of whoever the lock was waited for
                 return known if main else {}
             kernels().prepare()
-            task = build_task(recipe)
-        read = gather_object([task.identity]) if accelerator.num_processes > 1 else []
+        task = build_task(recipe)
+        read = [task.identity] * accelerator.num_processes
+        if patient is not None:
+            distributed.all_gather_object(read, task.identity, group=patient)
         for number, other in enumerate(read):
             if other != read[0]:
                 raise UserError(

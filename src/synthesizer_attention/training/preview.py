@@ -39,9 +39,7 @@ def describe(recipe: Recipe) -> Iterator[str]:
         yield from _cost(rough_config(recipe))
         yield from _published(recipe)
         raise
-    yield "data"
-    for key, value in task.report.items():
-        yield f"  {key}: {value}"
+    yield from describe_data(task)
     yield from _cost(build_config(recipe, task.tokenizer, task.labels))
     yield from _published(recipe)
     seconds, threads = time_step(recipe, task), torch.get_num_threads()
@@ -49,6 +47,13 @@ def describe(recipe: Recipe) -> Iterator[str]:
         f"time: about {clock(seconds * recipe.train.steps)} for {recipe.train.steps} steps "
         f"({seconds * 1000:.0f} ms each, threads: {threads}; evaluation comes on top)"
     )
+
+
+def describe_data(task: Task) -> Iterator[str]:
+    """Lines about the data that a task read."""
+    yield "data"
+    for key, value in task.report.items():
+        yield f"  {key}: {value}"
 
 
 def _published(recipe: Recipe) -> Iterator[str]:
