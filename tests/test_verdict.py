@@ -542,8 +542,8 @@ def words_again(dot, rows, margin, primary, width):
     moves = np.zeros((2 * many, 2 * many))
     for place in range(many):
         others = [other for other in range(many) if other != place]
-        moves[place, others] = 0.5 / len(others)
-        moves[place, many + place] = 0.5
+        moves[place, others] = 0.8 / len(others)
+        moves[place, many + place] = 0.2
         moves[many + place, others] = 1 / len(others)
     left = set(range(2 * many))
     while True:
