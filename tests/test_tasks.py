@@ -19,7 +19,6 @@ from synthesizer_attention.tasks import Outputs, build_task, prompt
 from synthesizer_attention.tasks.labels import BagOfWords
 from synthesizer_attention.tasks.pairs import (
     TURN,
-    commonest_reply,
     conversations,
     first_sentences,
     principal_sentence,
@@ -285,6 +284,7 @@ def test_a_persona_goes_with_the_replies_of_the_second_speaker_alone(read):
         for a, b in pairs(60)
     ]
     task = read("dialogue", talks)
+    assert (task.main_metric, task.higher_is_better) == ("perplexity", False)
     assert task.report["columns"] == {"dialog": "dialog", "persona": "personality"}
     assert sum(task.report["examples"].values()) == 120  # two of the three replies of each
     one, two = decoded(task, "test")[:2]
@@ -553,8 +553,6 @@ def test_what_can_be_written_without_a_network():
     assert first_sentences([], sources) == ["One thing.", "No end", "A line", "Mr?"]
     rows = [("red dog.", "Hund rot."), ("red cat.", "Katze rot."), ("old dog.", "Hund alt.")]
     assert translate_by_dictionary(rows, ["old red cat, dog."]) == ["alt rot Katze, Hund."]
-    train = [("a", "yes"), ("b", "no"), ("c", "no"), ("d", "yes"), ("e", "maybe")]
-    assert commonest_reply(iter(train), ["x", "y"]) == ["yes", "yes"], "of several the first"
 
 
 @pytest.mark.parametrize("task", ["translation", "dialogue", "language_modeling"])
@@ -566,7 +564,7 @@ def test_every_study_has_a_floor_in_the_unit_of_its_main_metric(task, tmp_path, 
         recipe = translation() if task == "translation" else book(task)
     known = build_task(recipe).report
     (name,) = set(known) & set(WITHOUT_A_NETWORK)
-    low, high = {"translation": (99.9, 100.1), "dialogue": (0, 100), "language_modeling": (1, 300)}[
+    low, high = {"translation": (99.9, 100.1), "dialogue": (3, 15), "language_modeling": (1, 300)}[
         task
     ]  # the pairs are word by word
     assert low <= known[name]["test"] <= high

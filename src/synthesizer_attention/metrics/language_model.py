@@ -20,6 +20,7 @@ from synthesizer_attention.metrics.labels import (
 END = 256  # the symbol after the last byte of a document, and before its first
 
 Table = NDArray[np.float64]
+ENOUGH_TOKENS = 5_000_000  # of train, to count a bigram model of
 
 
 def language_model_statistics(

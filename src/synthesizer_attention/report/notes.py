@@ -30,7 +30,7 @@ WITHOUT_A_NETWORK = {
     "majority": "the commonest label of train",
     "bag_of_words": "logistic regression on the tokens of a text, in whatever order,",
     "first_sentence": "the first sentence of the source",
-    "commonest_reply": "the commonest reply of train",
+    "commonest_reply": "the commonest reply of train",  # of older records
     "commonest_answer": "the commonest answer of train",
 }
 """What a task measures on its data beside the networks, by the key of its report."""

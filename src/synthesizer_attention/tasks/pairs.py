@@ -23,6 +23,7 @@ from synthesizer_attention.data.prepare import Columns, Examples, Fitter, Limit,
 from synthesizer_attention.data.sources import SPLITS, Source
 from synthesizer_attention.data.tokenizer import train_tokenizer
 from synthesizer_attention.metrics.labels import DOCUMENTS
+from synthesizer_attention.metrics.language_model import ENOUGH_TOKENS, token_bigram_perplexity
 from synthesizer_attention.metrics.scores import METRICS, of_task, score
 from synthesizer_attention.metrics.text import EMBEDDING, train_vectors
 from synthesizer_attention.run.recipe import Recipe
@@ -64,12 +65,6 @@ def translate_by_dictionary(train: Iterable[Fields], sources: list[str]) -> list
 def first_sentences(train: Iterable[Fields], sources: list[str]) -> list[str]:
     """What every source begins with, up to the end of its first sentence."""
     return [_SENTENCE_END.split(source.strip(), maxsplit=1)[0] for source in sources]
-
-
-def commonest_reply(train: Iterable[Fields], sources: list[str]) -> list[str]:
-    """The reply that train has most often, to whatever was said; of several the first."""
-    replies = Counter(reply for _, reply in train)
-    return [max(replies, key=lambda reply: replies[reply])] * len(sources)
 
 
 def _read_pair(row: Row, columns: Columns) -> list[Fields]:
@@ -133,7 +128,7 @@ class Form:
     """What tells one text-to-text task from another."""
 
     main_metric: str
-    baseline: Baseline  # train, sources: what can be written without a network
+    baseline: Baseline | None  # train, sources: what can be written without a network; or a bigram
     baseline_name: str  # its key in the report of the data
     roles: Fields | Callable[[list[Row], Mapping[str, str]], Fields] = ("source", "target")
     read: Callable[[Row, Columns], list[Fields]] = _read_pair
@@ -148,7 +143,7 @@ FORMS = {
         "rougeL", first_sentences, "first_sentence", roles=("text",), read=_read_principal
     ),
     "dialogue": Form(
-        "bleu4", commonest_reply, "commonest_reply",
+        "perplexity", None, "bigram",
         roles=_dialogue_roles, read=_read_dialogue, keep_end=True, turn=TURN,
     ),
 }  # fmt: skip
@@ -179,6 +174,7 @@ class Pairs(PairTask):
     def __init__(self, recipe: Recipe, tokenizer_dir: str | Path | None) -> None:
         self._form = FORMS[recipe.task]
         self.main_metric = self._form.main_metric
+        self.higher_is_better = METRICS[self.main_metric].higher_is_better
         super().__init__(recipe, tokenizer_dir)
 
     def score(self, split: str, outputs: Outputs) -> Scores:
@@ -239,17 +235,27 @@ class Pairs(PairTask):
             "overlong": fitter.report,
             "longest": fitter.longest,
             "vocab_size": len(tokenizer),
-            form.baseline_name: self._judge_baseline(examples, vectors),
         }
+        if form.baseline:
+            report[form.baseline_name] = self._judge_baseline(form.baseline, examples, vectors)
+        else:  # replies are many and seldom a reference: what a model of their tokens expects
+            flat = {split: arrays[f"{split}.target.flat"] for split in SPLITS}
+            known, vocab = flat["train"][:ENOUGH_TOKENS], len(tokenizer)
+            report[form.baseline_name] = {
+                s: token_bigram_perplexity(known, flat["validation"], flat[s], vocab)
+                for s in HELD_OUT
+            }
         return tokenizer, Entry(arrays, {**meta, "report": report})
 
-    def _judge_baseline(self, examples: Examples, vectors: dict[str, Array]) -> dict[str, float]:
+    def _judge_baseline(
+        self, baseline: Baseline, examples: Examples, vectors: dict[str, Array]
+    ) -> dict[str, float]:
         """The main metric of what can be written without a network."""
         texts = {n: [list(examples.split(n).column(side)) for side in (0, 1)] for n in HELD_OUT}
         chunks = examples.split("train").chunks()
         train = (pair for chunk in chunks for pair in chunk)  # which may be millions
         sources = [source for n in HELD_OUT for source in texts[n][0]]
-        written, found = iter(self._form.baseline(train, sources)), {}
+        written, found = iter(baseline(train, sources)), {}
         for split, (_, references) in texts.items():
             outputs = list(islice(written, len(references)))
             rows = METRICS[self.main_metric].measure(outputs, references, vectors)

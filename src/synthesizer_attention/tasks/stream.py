@@ -62,6 +62,7 @@ from synthesizer_attention.data.tokenizer import (
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics.labels import DOCUMENTS
 from synthesizer_attention.metrics.language_model import (
+    ENOUGH_TOKENS,
     bigram_statistics,
     fit_bigram,
     language_model_statistics,
@@ -74,7 +75,6 @@ from synthesizer_attention.tasks.task import HELD_OUT, Built, Outputs, Scores, T
 
 Array = NDArray[Any]
 
-ENOUGH_TOKENS = 5_000_000  # of train, to count a bigram model of
 TENTH = 10  # of a held-out split that is shared: every tenth document validates, the others test
 BLOCK = 4096  # documents that a streamed train split is read, shuffled and forgotten by
 

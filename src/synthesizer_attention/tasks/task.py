@@ -72,7 +72,7 @@ class Task:
 
     kind: ClassVar[str]  # of the model it needs: "decoder", "encoder_decoder" or "encoder"
     main_metric: str  # the key of Scores.metrics and Scores.statistics that decides
-    higher_is_better: ClassVar[bool] = True
+    higher_is_better: bool = True
     generates: ClassVar[bool] = False  # whether `score` needs Outputs.texts
     decodes: ClassVar[bool] = True  # whether its models write text, token by token
     labels: list[str] | None = None  # of a classifier, in order of their numbers
