@@ -147,6 +147,73 @@ def made(home, rows, *, commits=None, row=None, **facts):
 
 
 PAIR = [("dot", "dot", (1, 2, 3), 0.9), ("random", "random", (1, 2, 3), 0.9)]
+SIDES = {"dot": 0.9, "dense": 0.905, "random": 0.895, "dense+dot": 0.892, "none": 0.1}
+
+
+def test_a_newer_study_says_behind_and_on_which_side_of_dot_a_row_is(tmp_path):
+    """All of an interval below zero, but not all beyond the margin of one point, is behind."""
+    rows = [(spec, spec, (1, 2, 3), share) for spec, share in SIDES.items()]
+    summary, said = made(tmp_path / "a", rows, rule="graph", primary="dense")
+    words = {line.row.label: tables._verdict(line) for line in summary.lines if line.comparison}
+    assert words.pop("none") == "worse"
+    assert re.fullmatch(r"behind\nP\(within the margin\) \d\d%", words.pop("dense+dot"))
+    assert words == {
+        "dense": "better\nahead within the margin",
+        "random": "no worse\nbehind within the margin",
+    }
+    assert "behind where all of it is worse than zero" in said
+    assert "The primary row is dense, named before the first run" in said
+    assert "more seeds" not in said
+    assert "P(within the margin) is the chance" in said
+    text = text_of([summary])
+    assert "behind: behind, and by how much is open." in text
+    assert "behind; P\\(within the margin\\)" in text or "behind; P(within the margin)" in text
+    assert ">behind" in plots.forest(summary)
+
+    older, said = made(tmp_path / "b", rows)
+    words = {line.row.label: tables._verdict(line) for line in older.lines if line.comparison}
+    assert words["dense+dot"] == "undecided"
+    assert words["random"] == "no worse"
+    assert "behind" not in said
+    assert "primary" not in said
+
+    again = ("dot, other seeds", "dot", (1001, 1002, 1003), 0.9)
+    rows[0] = ("dot", "dot", range(1, 8), 0.9)
+    near = [(f"{spec}, relative", spec, (1, 2, 3), 0.9) for spec in ("random", "dense")]
+    _, said = made(tmp_path / "c", [*rows, *near, again], rule="graph", primary="dense")
+    assert "so it has more seeds: 10, 3 of them the A/A row's, where a row has up to 3." in said
+    assert "dot and the 5 rows near it counts as 2 further degrees of freedom of each but" in said
+
+
+def test_rows_that_are_all_behind_say_so(tmp_path):
+    rows = [("dot", "dot", (1, 2, 3), 0.9), ("random", "random", (1, 2, 3), 0.892)]
+    one, _ = made(tmp_path / "a", rows, rule="graph", quick=True)
+    assert one.answer == (
+        "Undecided: on shift at this budget the one row without dot product is behind dot; whether "
+        "by more than the margin is open for random (margin 1 point of token accuracy)."
+    )
+    two, _ = made(tmp_path / "b", [*rows, ("dense", "dense", (1,), 0.9)], rule="graph")
+    assert "are needed for dense; random is behind dot (margin" in two.answer
+
+
+@pytest.mark.parametrize(
+    ("floor", "said"),
+    [
+        (88.9, None),
+        (89.5, "A bag of words is level with dot (89.50 beside 90.00, margin 1 point of token"),
+        (92.0, "A bag of words is ahead of dot (92.00 beside 90.00, margin 1 point of token"),
+    ],
+)
+def test_the_answer_begins_with_a_floor_that_dot_does_not_leave_behind(tmp_path, floor, said):
+    data = {"data": {"bag_of_words": {"test": floor}, "bigram": {"test": 12.0}}}
+    rows = [(*row, {"told": data}) for row in PAIR]
+    summary, _ = made(tmp_path, rows)
+    first = summary.answer.partition(". No: on shift random is no worse")[0]
+    if said:
+        assert first == f"{said} accuracy): these data do not show a need for attention"
+    else:
+        assert summary.answer.startswith("No: on shift random")
+    assert f">{'a bag of words'}<" in plots.forest(summary)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics import scores as table
 from synthesizer_attention.metrics.scores import METRICS, Metric, score
 from synthesizer_attention.metrics.text import rouge_statistics
-from synthesizer_attention.report.notes import WITHOUT_A_NETWORK
+from synthesizer_attention.report.summary import WITHOUT_A_NETWORK
 from synthesizer_attention.run.recipe import load_recipe
 from synthesizer_attention.tasks import Outputs, build_task, prompt
 from synthesizer_attention.tasks.labels import BagOfWords

@@ -9,11 +9,11 @@ import numpy as np
 
 from synthesizer_attention.errors import UserError, plain
 from synthesizer_attention.report import ladder as rungs
-from synthesizer_attention.report.notes import floors, unplanned_looks
+from synthesizer_attention.report.notes import unplanned_looks
 from synthesizer_attention.report.page import Table
 from synthesizer_attention.report.plots import forest
 from synthesizer_attention.report.style import css_variables
-from synthesizer_attention.report.summary import MISSING, Summary, span
+from synthesizer_attention.report.summary import MISSING, WITHOUT_A_NETWORK, Summary, span
 from synthesizer_attention.report.tables import cells, metric_tables, paper_tables
 from synthesizer_attention.report.write import summarize_all, value_plot
 from synthesizer_attention.run.records import PACKED
@@ -78,8 +78,7 @@ WHY_NOT = {
 SEVERAL = ("dialogue", "summarization", "text_to_text")  # tasks that the paper scores in many ways
 PROBES = ("distance-copying", "selective-copying", "noisy-recall", "multi-query-recall")
 ELSEWHERE = {"scale", "table-rate"}  # told in other documents
-SHOWN = ("difference from dot", "verdict", "parameters", "FLOPs per token", "source gap",
-         "remarks")  # fmt: skip
+SHOWN = ("verdict", "parameters", "FLOPs per token", "source gap", "remarks")
 README_ROWS = ("random", "random+dot", "dense", "none")
 README_STUDIES = {  # one of each kind of task
     "translation": "translation, Multi30k",
@@ -147,7 +146,10 @@ def section(name: str, title: str, summary: Summary, rows: Sequence[str]) -> lis
     """The table of one study, the paper's beside it, and where its plots are."""
     parts = [f"## {title}", f"**{plain(summary.answer)}**", plain(summary.scope)]
     parts += [results_table(summary), *map(plain, unplanned_looks(summary))]
-    given = [f"{plain(words)} has {value:.2f}" for words, value in floors(summary).items()]
+    given = [
+        f"{plain(WITHOUT_A_NETWORK[name][1])} has {value:.2f}"
+        for name, value in summary.floors.items()
+    ]
     if given:
         parts.append(f"Without a network: {'; '.join(given)}.")
     missing = [spec for spec in rows if not _is_run(summary, spec)]
@@ -173,15 +175,14 @@ def _is_run(summary: Summary, spec: str) -> bool:
 def results_table(summary: Summary) -> str:
     """Ours: mean, sd, seeds, difference, verdict."""
     head, rows = cells(summary)
-    kept = [0, 1, *(place for place, name in enumerate(head) if name in SHOWN)]
+    names = (f"difference from {summary.dot_name}", *SHOWN)
+    kept = [0, 1, *(place for place, name in enumerate(head) if name in names)]
     seeds = [str(len(line.scores)) for line in summary.lines]
-    named = [n.replace("difference from dot", f"difference from {summary.dot_name}")
-             for n in head]  # fmt: skip
     shown = [
         [row[0], row[1], count, *(row[place] for place in kept[2:])]
         for row, count in zip(rows, seeds, strict=True)
     ]
-    head = [named[0], named[1], "seeds", *(named[place] for place in kept[2:])]
+    head = [head[0], head[1], "seeds", *(head[place] for place in kept[2:])]
     return Table(head, shown).markdown()
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from synthesizer_attention.report.load import Row, machines
-from synthesizer_attention.report.summary import Summary
+from synthesizer_attention.report.summary import WITHOUT_A_NETWORK, Summary, remark
 from synthesizer_attention.report.tables import trials_of
 from synthesizer_attention.spec import DEFAULTS, NONE
-from synthesizer_attention.study.evidence import FEWEST_SEEDS
-from synthesizer_attention.study.rows import AS_LARGE, DOT
+from synthesizer_attention.study.evidence import FEWEST_SEEDS, HOLM, RULE
+from synthesizer_attention.study.rows import AGAIN, AS_LARGE, DOT
 from synthesizer_attention.study.stats import (
+    FAR,
     FEWEST_UNITS,
     LEVEL,
     failing_rate,
@@ -24,16 +25,6 @@ from synthesizer_attention.study.stats import (
 from synthesizer_attention.study.tune import best_of
 
 READS = 0.1  # nats per target that another example's source costs a model that reads
-WITHOUT_A_NETWORK = {
-    "dictionary": "a word-by-word dictionary counted from train",
-    "bigram": "an interpolated bigram model of train",
-    "majority": "the commonest label of train",
-    "bag_of_words": "logistic regression on the tokens of a text, in whatever order,",
-    "first_sentence": "the first sentence of the source",
-    "commonest_reply": "the commonest reply of train",  # of older records
-    "commonest_answer": "the commonest answer of train",
-}
-"""What a task measures on its data beside the networks, by the key of its report."""
 
 SENTENCES = {
     "floor": "NO ROW BEATS A BASELINE WITHOUT A NETWORK: {words} has {value} ({metric}). "
@@ -63,8 +54,24 @@ SENTENCES = {
     "margin ({margin}) or better, worse where all of it is beyond the margin. Intervals account "
     "for seeds and test examples, corrected for the number of rows and looks: the chance of any "
     f"wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} seeds there is no "
-    "verdict. Simulated studies keep that rate, but where seeds fail now and then (docs/verdict.md "
+    "verdict. Simulated studies keep that rate, but where seeds fail now and then (docs/compare.md "
     "has the rates).",
+    "graph": "A verdict follows from the interval of row minus dot: better where all of it is "
+    "better than zero, no worse where all of it is within the margin ({margin}) or better, worse "
+    "where all of it is beyond the margin, behind where all of it is worse than zero but not all "
+    "beyond the margin. Intervals account for seeds and test examples, corrected for the number of "
+    f"rows and looks: the chance of any wrong verdict in the table is {LEVEL:.0%}. With fewer than "
+    f"{FEWEST_SEEDS} seeds there is no verdict. docs/compare.md has simulated rates.",
+    "primary": "The primary row is {label}, named before the first run that is judged: it has "
+    f"{RULE.primary:.0%} of the level, and the other rows share the rest and what it hands on.",
+    "dot's seeds": "Dot is in every comparison, so it has more seeds: {dot}, where a row has up to "
+    "{rows}.",
+    "dot again": "Dot is in every comparison, so it has more seeds: {dot}, {again} of them the A/A "
+    "row's, where a row has up to {rows}.",
+    "moderated": "Few seeds tell little of a row's spread, so the mean variance of dot and the "
+    "{near} rows near it counts as {freedom} further degrees of freedom of each{but}.",
+    "chance": "P(within the margin) is the chance that the row is no worse, given these runs and a "
+    "flat prior; it is no verdict.",
     "varied": f"Each varied value is judged alone, with its own dot and its own {LEVEL:.0%}.",
     "looks": "Interim looks were planned at {planned} seeds and taken at {taken}; each uses its "
     f"part of the {LEVEL:.0%}.",
@@ -118,13 +125,6 @@ def notes(summary: Summary) -> list[str]:
     return [*_results(summary), *_opponent(summary), *_evidence(summary), *_conditions(summary)]
 
 
-def floors(summary: Summary) -> dict[str, float]:
-    """What can be had without a network, by what it is."""
-    first = next(iter(summary.finished), None)
-    data = (first and first.told("data")) or {}
-    return {words: data[name]["test"] for name, words in WITHOUT_A_NETWORK.items() if name in data}
-
-
 def unplanned_looks(summary: Summary) -> list[str]:
     """Of a table that was judged before looks were planned: what the looks do not cover."""
     return [say("unplanned", seeds=n) for n in (summary.looks.unplanned if summary.looks else ())]
@@ -134,8 +134,9 @@ def _results(summary: Summary) -> Iterator[str]:
     """What makes a whole table doubtful: nothing was learned, attention or source do not matter."""
     sign, digits, metric = summary.sign, summary.digits, summary.metric_name
     means = {line.row.label: line.mean for line in summary.lines if line.mean is not None}
-    for words, value in floors(summary).items():
+    for name, value in summary.floors.items():
         if means and sign * value >= max(sign * mean for mean in means.values()):
+            words = WITHOUT_A_NETWORK[name][1]
             yield say("floor", words=words, value=f"{value:.{digits}f}", metric=metric)
     control = means.pop(NONE, None)
     if control is not None and means and all(sign * control >= sign * m for m in means.values()):
@@ -211,7 +212,8 @@ def _evidence(summary: Summary) -> Iterator[str]:
     else:
         difference = f"{again.difference:+.{digits}f}"
         yield say("void" if is_void(again) else "sound", word=again.word, difference=difference)
-    yield say("intervals", margin=summary.margin)
+    yield say("intervals" if summary.study.rule == HOLM else "graph", margin=summary.margin)
+    yield from _rule(summary)
     if len({line.row.varied for line in summary.lines}) > 1:
         yield say("varied")
     if looks is not None and len(looks.planned) > 1:
@@ -232,7 +234,8 @@ def _evidence(summary: Summary) -> Iterator[str]:
         if spreads := [line.sd for line, _ in lines if line.sd is not None]:
             typical, rows = float(np.median(spreads)), len(compared)
             seeds = sorted({least, 5, 8, 12})
-            yield power_sentence(seeds, sd=typical, margin=compared[0].margin, rows=rows)
+            how: dict[str, Any] = {"margin": compared[0].margin, "rule": summary.study.rule}
+            yield power_sentence(seeds, sd=typical, rows=rows, **how)
     closing = [
         f"{line.row.label} ({', '.join(f'{gap:+.{digits}f}' for gap in line.gaps or ())})"
         for line in summary.lines
@@ -253,6 +256,33 @@ def _evidence(summary: Summary) -> Iterator[str]:
             rerun = f"seed {found.get('seed')} of {found.get('row')} was run again and is {same}"
         short = ", ".join(commit[:10] for commit in commits)
         yield say("commits", count=len(commits), commits=short, rerun=rerun)
+
+
+def _rule(summary: Summary) -> Iterator[str]:
+    """What the study's rule adds to intervals: a primary row, seeds of dot, moderated spreads."""
+    rule, dot = summary.study.rule, summary.dot
+    compared = [line for line in summary.lines if line.comparison]
+    found = [line.comparison for line in compared if line.comparison]
+    primary = [comparison.label for comparison in found if comparison.is_primary]
+    if primary:
+        yield say("primary", label=primary[0])
+    if dot is None or dot.row.varied or not compared:
+        return
+    again = [len(line.scores) for line in summary.lines if line.row.label == AGAIN]
+    extra = again[0] if again and rule.most_dot_seeds > 1 else 0
+    counts = {"dot": len(dot.scores) + extra, "rows": max(len(line.scores) for line in compared)}
+    if counts["dot"] > counts["rows"] and rule.most_dot_seeds > 1:
+        yield say("dot again" if extra else "dot's seeds", again=extra, **counts)
+    near = [
+        line
+        for line in compared
+        if line.row.label.partition(",")[0] not in FAR and len(line.scores) >= FEWEST_SEEDS
+    ]
+    if freedom := rule.prior_freedom(len(near)):
+        but = " but the primary" if primary else ""
+        yield say("moderated", near=len(near), freedom=freedom, but=but)
+    if any(remark(comparison).startswith("P") for comparison in found):
+        yield say("chance")
 
 
 def _conditions(summary: Summary) -> Iterator[str]:
@@ -287,5 +317,6 @@ def _conditions(summary: Summary) -> Iterator[str]:
     if left:
         yield say("no bias", rows=", ".join(left))
     metric = summary.metric_name
-    for words, value in floors(summary).items():
+    for name, value in summary.floors.items():
+        words = WITHOUT_A_NETWORK[name][1]
         yield say("without", words=words, value=f"{value:.{summary.digits}f}", metric=metric)

@@ -27,10 +27,10 @@ from synthesizer_attention.report.style import (
     name_at_right,
     to_svg,
 )
-from synthesizer_attention.report.summary import MINUS, Line, Summary
+from synthesizer_attention.report.summary import MINUS, WITHOUT_A_NETWORK, Line, Summary
 from synthesizer_attention.report.tables import trials_of
 from synthesizer_attention.study.rows import DOT
-from synthesizer_attention.study.stats import BETTER, NO_WORSE, WORSE
+from synthesizer_attention.study.stats import BEHIND, BETTER, NO_WORSE, WORSE, is_open
 from synthesizer_attention.study.tune import learning_rate_of, settings_tried
 
 SPREAD_OUT = 12  # margins: beyond that the axis turns logarithmic
@@ -45,7 +45,7 @@ GAP = 2  # pixels between maps
 UP, RIGHT = "better \N{UPWARDS ARROW}", "\N{RIGHTWARDS ARROW}"
 Array = NDArray[Any]
 
-_VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED}
+_VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED, BEHIND: RED}
 
 
 def forest(summary: Summary) -> str:
@@ -53,7 +53,8 @@ def forest(summary: Summary) -> str:
     lines = [line for line in summary.drawn if line.comparison]
     if not lines:
         return ""
-    names = [fill(literal(line.row.label), 26) for line in lines]
+    floors = _floors(summary)
+    names = [fill(literal(name), 26) for name in (*(line.row.label for line in lines), *floors)]
     rooms = [1 + 0.85 * max(0, name.count("\n") - 1) for name in names]  # two lines fit into one
     places = [sum(rooms[:place]) + (room - 1) / 2 for place, room in enumerate(rooms)]
     with drawing(0.9 + 0.29 * sum(rooms)) as (figure, axes):
@@ -61,6 +62,7 @@ def forest(summary: Summary) -> str:
         compared = [line.comparison for line in lines if line.comparison]
         margin = compared[0].margin
         ends = [value for c in compared for value in (c.low, c.high, c.difference)]
+        ends += floors.values()
         reach = max([abs(end) for end in ends if math.isfinite(end)] + [1.3 * margin, 1e-9]) * 1.08
         _scale(axes, reach, margin)
         if not summary.higher_is_better:
@@ -69,12 +71,14 @@ def forest(summary: Summary) -> str:
         axes.axvspan(worst, 0, color=SHADE, linewidth=0, zorder=0)
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.axvline(worst, color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-        for place, c in zip(places, compared, strict=True):
+        for place, difference in zip(places[len(lines) :], floors.values(), strict=True):
+            axes.plot(difference, place, "D", color=MUTED, markersize=5)
+        for place, c in zip(places, compared, strict=False):
             colour = _VERDICTS.get(c.word, MUTED)
             low, high = max(c.low, -reach), min(c.high, reach)
             dashes = "-" if c.covers_seeds else (0, (2, 2))
             axes.plot([low, high], [place, place], color=colour, linewidth=2, linestyle=dashes)
-            inside = colour if c.word in _VERDICTS else "none"
+            inside = "none" if is_open(c.word) or c.word not in _VERDICTS else colour
             axes.plot(
                 c.difference, place, "o", color=colour, markerfacecolor=inside, markersize=6,
                 markeredgewidth=1.5,
@@ -83,7 +87,7 @@ def forest(summary: Summary) -> str:
         axes.set_ylim(sum(rooms) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         words = axes.secondary_yaxis("right")
-        words.set_yticks(places, [c.word for c in compared])
+        words.set_yticks(places, [*(c.word for c in compared), *["no network"] * len(floors)])
         words.tick_params(axis="y", length=0)
         words.spines["right"].set_visible(False)
         scale = ", log scale" if axes.get_xscale() == "symlog" else ""
@@ -92,6 +96,15 @@ def forest(summary: Summary) -> str:
         between = "\n" if dot != DOT else ", "  # a long name would not fit beside the unit
         axes.set_xlabel(f"difference from {literal(dot)}{between}{unit}")
         return to_svg(figure, "Differences from dot with intervals; the margin is shaded")
+
+
+def _floors(summary: Summary) -> dict[str, float]:
+    """How far what has no network is from dot, by its name; not where values vary."""
+    dot = summary.dot
+    if dot is None or dot.mean is None or dot.row.varied:
+        return {}
+    found = {WITHOUT_A_NETWORK[key][0]: value - dot.mean for key, value in summary.floors.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _scale(axes: Axes, reach: float, margin: float) -> None:

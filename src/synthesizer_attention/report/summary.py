@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from synthesizer_attention.spec import NONE, parse_spec, split_layers, variants
 from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.rows import AGAIN, AS_LARGE, DOT
 from synthesizer_attention.study.stats import (
+    BEHIND,
     BETTER,
     BITS,
     LANGUAGE_MODEL,
@@ -44,6 +45,22 @@ NO, YES, OPEN, NO_VERDICT = "No", "Yes", "Undecided", "No verdict"
 SYNTHETIC, BASELINE = "synthetic", "baseline"  # rows without dot product
 FEW_SEEDS = f"fewer than {FEWEST_SEEDS} seeds shared with dot"
 Compared = Sequence[tuple[str, Comparison]]  # the spec of a row, and what is known of it
+WITHOUT_A_NETWORK = {
+    "dictionary": (
+        "a word-by-word dictionary",
+        "a word-by-word dictionary counted from train",
+    ),
+    "bigram": ("a bigram model", "an interpolated bigram model of train"),
+    "majority": ("the commonest label", "the commonest label of train"),
+    "bag_of_words": (
+        "a bag of words",
+        "logistic regression on the tokens of a text, in whatever order,",
+    ),
+    "first_sentence": ("the first sentence", "the first sentence of the source"),
+    "commonest_reply": ("the commonest reply", "the commonest reply of train"),  # older records
+    "commonest_answer": ("the commonest answer", "the commonest answer of train"),
+}
+"""What a task measures on its data beside the networks, by the key of its report: name, words."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,7 @@ class Summary:
     opponent: Row | None = None  # the dot product that rows are compared with
     has_documents: bool = False  # whether the records say which test examples belong together
     rivals: tuple[Rival, ...] = ()
+    floors: dict[str, float] = field(default_factory=dict)  # keys of WITHOUT_A_NETWORK
 
     @property
     def question(self) -> str:
@@ -156,6 +174,11 @@ class Summary:
     @property
     def finished(self) -> list[Record]:
         return self.study.finished
+
+    @property
+    def dot(self) -> Line | None:
+        """The line of the dot product that rows are compared with."""
+        return next((line for line in self.lines if line.row is self.opponent), None)
 
     @property
     def drawn(self) -> list[Line]:
@@ -234,18 +257,48 @@ def summarize(study: Study) -> Summary:
             else -line.mean * (1 if higher else -1)
         )
     )
+    data = (first and first.told("data")) or {}
+    floors = {name: data[name]["test"] for name in WITHOUT_A_NETWORK if name in data}
+    said = _answer(study, compared, lines, margin, higher_is_better=higher)
+    if reference is not None and not any(row.varied for row in study.rows):
+        size = allowed(metric, reference, study.rule) if study.margin is None else study.margin
+        how: dict[str, Any] = {"size": size, "margin": margin, "higher_is_better": higher}
+        said = _level(floors, dot.name if dot else DOT, [*reference.scores.values()], **how) + said
     return Summary(
         study,
         metric,
         higher,
         tuple(lines),
         margin,
-        _answer(study, compared, lines, margin, higher_is_better=higher),
+        said,
         again,
         looks,
         dot,
         has_documents=reference is not None and reference.units is not None,
         rivals=tuple(rivals),
+        floors=floors,
+    )
+
+
+def _level(
+    floors: Mapping[str, float],
+    dot: str,
+    scores: Sequence[float],
+    *,
+    size: float,
+    margin: str,
+    higher_is_better: bool,
+) -> str:
+    """Said first where something without a network is within the margin of dot, or above it."""
+    sign, mean = (1 if higher_is_better else -1), float(np.mean(scores))
+    best = max(floors, key=lambda name: sign * floors[name], default=None)
+    if best is None or not sign * (floors[best] - mean) >= -size:
+        return ""
+    name = WITHOUT_A_NETWORK[best][0]
+    word = "level with" if abs(floors[best] - mean) <= size else "ahead of"
+    return (
+        f"{name[0].upper()}{name[1:]} is {word} {dot} ({floors[best]:.2f} beside {mean:.2f}, "
+        f"margin {margin}): these data do not show a need for attention. "
     )
 
 
@@ -296,6 +349,7 @@ def _answer(
     The sentence says the varied values, so that rows go by their names without them.
     """
     values = list(dict.fromkeys(row.varied for row in study.rows)) or [()]
+    name = f"{study.name} at this budget" if study.facts.get("quick") else study.name
     tables = []
     for varied in values[:1] if study.facts.get("ladder") else values:
         own = [row for row in study.rows if row.varied == varied and row.label in compared]
@@ -305,9 +359,9 @@ def _answer(
     if len(tables) > 1:
         key = " and ".join(change.partition("=")[0].rpartition(".")[2] for change in values[0])
         short = [replace(one, value=one.value.removeprefix(f"{key} ")) for one in tables]
-        return answer_by_value(study.name, key, short, margin)
+        return answer_by_value(name, key, short, margin)
     one = tables[0]
-    subject = f"{study.name} with {one.value}" if one.value else study.name
+    subject = f"{name} with {one.value}" if one.value else name
     how: dict[str, Any] = {"higher_is_better": higher_is_better, "closing": one.closing}
     return answer(subject, one.compared, margin, **how)
 
@@ -352,6 +406,23 @@ def difference_text(found: Comparison | None, digits: int = 2) -> str:
         return MISSING
     interval = (found.low, found.high) if found.covers_seeds else ()
     return signed(found.difference, digits, *interval)
+
+
+def remark(found: Comparison) -> str:
+    """What stands beside a word: on which side of dot, or how likely it is to be no worse.
+
+    A study of the older rule has no such chance, and no remark.
+    """
+    if not math.isfinite(found.chance):
+        return ""
+    if found.word == BETTER and max(abs(found.low), abs(found.high)) < found.margin:
+        return "ahead within the margin"
+    if found.word == NO_WORSE and found.low * found.high > 0:
+        return "behind within the margin"
+    if found.word in (UNDECIDED, BEHIND):
+        inside = "<1%" if found.chance < 0.01 else f"{found.chance:.0%}"
+        return f"P(within the margin) {'>99%' if found.chance > 0.99 else inside}"
+    return ""
 
 
 def margin_text(study: Study, metric: str, dot: Measured) -> str:
@@ -489,8 +560,12 @@ def _conclude(compared: Compared) -> tuple[str, str, bool]:
         return NO_VERDICT, "no row does without dot product", True
     if len(_labels(alone, WORSE)) == len(alone):
         return YES, f"{_every(len(alone), 'without dot product')} worse", True
-    open_rows = _join(_labels(alone, UNDECIDED, NOT_JUDGED))
-    return OPEN, f"more seeds or test examples are needed for {open_rows}{beaten}", True
+    after, unknown = _labels(alone, BEHIND), _labels(alone, UNDECIDED, NOT_JUDGED)
+    if not unknown:
+        every = f"{_every(len(alone), 'without dot product')} behind dot"
+        return OPEN, f"{every}; whether by more than the margin is open for {_join(after)}", True
+    also = f"; {_claim(after, 'behind')} dot" if after else ""
+    return OPEN, f"more seeds or test examples are needed for {_join(unknown)}{also}{beaten}", True
 
 
 def _beside(compared: Compared) -> str:

@@ -2,11 +2,14 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from synthesizer_attention.errors import printable
 from synthesizer_attention.metrics.glue import GLUE, SUPERGLUE
@@ -18,14 +21,17 @@ from synthesizer_attention.report.summary import (
     Summary,
     compare,
     difference_text,
+    remark,
     span,
 )
 from synthesizer_attention.run.recipe import paper
+from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import NOT_JUDGED, Comparison
 from synthesizer_attention.study.tune import at_the_edge, expected_best, settings_tried
 
 Cells = tuple[list[str], list[list[str]]]  # head and rows
 Value = float | int | str | None
+MOST_PERPLEXITY = 10_000  # of words; above it no longer tells anything
 NAME = 18  # letters of a row's name on a line of a terminal
 TIMES = "\N{MULTIPLICATION SIGN}"
 RATES = ("train.lr", "train.table_rate", "model.positions")
@@ -35,7 +41,7 @@ _FORMULA = re.compile(r"(^|[;\t\n])( *[=+\-@\uff1d\uff0b\uff0d\uff20])")
 # The table of results: the same columns for the page, for Markdown, a terminal and table.csv.
 
 TERMS = {
-    "difference from dot": "The variant's mean minus dot's over the seeds both have, with its "
+    "difference": "The variant's mean minus dot's over the seeds both have, with its "
     "interval: other seeds and other test examples would move it within these bounds.",
     "verdict": "better: ahead of dot. no worse: behind it by less than the margin. worse: "
     "behind by more. undecided: the interval allows more than one of these.",
@@ -54,6 +60,22 @@ TERMS = {
     "learning rate": "train.lr and, in brackets, the factor of tables and mixture weights.",
 }
 """What the headings of the table mean."""
+GRAPH_TERMS = {
+    "difference": "The variant's mean minus dot's, with its interval: other seeds and other test "
+    "examples would move it within these bounds.",
+    "verdict": "better: ahead of dot. no worse: ahead, or behind by less than the margin. worse: "
+    "behind by more. behind: behind, and by how much is open. undecided: ahead or behind is open.",
+}
+"""The same by the rule of newer studies."""
+
+
+def terms(summaries: Sequence[Summary]) -> dict[str, str]:
+    """What headings mean in these studies; all of them where there is no table."""
+    graph = any(summary.study.rule.says_behind for summary in summaries)
+    meant = TERMS | (GRAPH_TERMS if graph else {})
+    names = {summary.dot_name for summary in summaries}
+    head = f"difference from {names.pop() if len(names) == 1 else DOT}"
+    return {head if name == "difference" else name: text for name, text in meant.items()}
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,7 @@ def columns(summary: Summary) -> list[Column]:
             "worst seed", lambda line: number(worst_seed(line), digits), {"worst_seed": worst_seed}
         ),
         Column(
-            "difference from dot",
+            f"difference from {summary.dot_name}",
             lambda line: difference_text(line.comparison, digits),
             {
                 "difference": found(lambda c: c.difference),
@@ -132,7 +154,7 @@ def columns(summary: Summary) -> list[Column]:
         Column(
             "verdict",
             _verdict,
-            {"verdict": found(lambda c: c.word)},
+            {"verdict": found(lambda c: c.word), "within_margin": found(_chance)},
             "verdict",  # on a terminal without what the answer below the table says of all rows
             lambda line: _verdict(line).partition("\n")[0]
             if line.comparison and line.comparison.word == NOT_JUDGED
@@ -236,7 +258,12 @@ def _verdict(line: Line) -> str:
     if found is None:
         return MISSING
     word = f"{found.word} so far" if line.is_closing else found.word
-    return f"{word}\n{found.advice}" if found.advice else word
+    beside = "; ".join(filter(None, [found.advice, remark(found)]))
+    return f"{word}\n{beside}" if beside else word
+
+
+def _chance(found: Comparison) -> float | None:
+    return found.chance if math.isfinite(found.chance) else None
 
 
 def _rates(line: Line) -> str:
@@ -314,8 +341,14 @@ def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
     rows = [row for row in study.rows if row.finished]
     task = str(study.recipe.get("task", ""))
     added = {shown(name): (name,) for name in METRICS if name not in _PLACED}
+
+    def tells(row: Row, key: str) -> bool:
+        scores = [*row.scores(key).values()]
+        absurd = key == "word_perplexity" and scores and not np.mean(scores) <= MOST_PERPLEXITY
+        return bool(scores) and not absurd
+
     known = {
-        head: tuple(key for key in keys if any(row.scores(key) for row in rows))
+        head: tuple(key for key in keys if any(tells(row, key) for row in rows))
         for head, keys in {**COLUMNS.get(task, {}), **added}.items()
     }
     columns = {head: keys for head, keys in known.items() if keys}
@@ -337,14 +370,24 @@ def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
 
     others = [row for row in rows if any(row.label in found for found in compared.values())]
     return (
-        table(rows, lambda row, key: span(list(row.scores(key).values()))),
-        table(others, lambda row, key: difference_and_verdict(compared[key].get(row.label))),
+        table(
+            rows, lambda row, key: span(list(row.scores(key).values()) if tells(row, key) else [])
+        ),
+        table(
+            others,
+            lambda row, key: difference_and_verdict(
+                compared[key].get(row.label) if tells(row, key) else None
+            ),
+        ),
     )
 
 
 def difference_and_verdict(found: Comparison | None) -> str:
     """'+0.31 [+0.20, +0.42], better'."""
-    return difference_text(found) + (f", {found.word}" if found is not None else "")
+    if found is None:
+        return difference_text(found)
+    beside = f" ({said})" if (said := remark(found)) else ""
+    return f"{difference_text(found)}, {found.word}{beside}"
 
 
 def varied_table(summary: Summary) -> Cells | None:

@@ -24,7 +24,6 @@ from synthesizer_attention.report.page import (
     page,
 )
 from synthesizer_attention.report.summary import Summary, summarize
-from synthesizer_attention.report.tables import TERMS
 from synthesizer_attention.run.files import make_folder, remove_leftovers, write_text
 from synthesizer_attention.run.records import PACKED, named
 from synthesizer_attention.study.stats import Comparison
@@ -76,7 +75,8 @@ def write_files(home: Path, texts: Mapping[str, str]) -> None:
 
 def html_of(summaries: Sequence[Summary]) -> str:
     """report.html: one study, or the sections of several below each other."""
-    terms = Section("Terms", [Glossary(TERMS), Code(BIBTEX, "BibTeX of the paper", "bibtex")])
+    meant = Glossary(tables.terms(summaries))
+    terms = Section("Terms", [meant, Code(BIBTEX, "BibTeX of the paper", "bibtex")])
     if len(summaries) == 1:
         (only,) = summaries
         return page(only.question, [*sections(only), terms], lead(only))
@@ -175,7 +175,7 @@ def sections(summary: Summary, *, drawn: bool = True) -> list[Section]:
 
 def _results(summary: Summary) -> list[Block]:
     head, rows = tables.cells(summary)
-    terms = {name: TERMS[name] for name in head if name in TERMS}
+    terms = {name: text for name, text in tables.terms([summary]).items() if name in head}
     said = [Text(note, "note") for note in notes(summary)]
     table = Table(head, rows, terms=terms, sortable=True)
     return [table, *said, Glossary(terms, only="text")]
