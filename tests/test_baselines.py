@@ -259,22 +259,21 @@ def test_a_mixer_runs_in_half_precision(spec):
     [
         (
             lambda: build_mixer("lightconv+dot", SIZE),
-            "synthesis 'lightconv+dot' mixes with 'lightconv', a baseline that makes no logits to "
-            "add; write it alone, or per layer with commas",
+            "synthesis 'lightconv+dot' mixes with 'lightconv', a token mixer that makes no logits "
+            "to add; write it alone, or per layer with commas",
         ),
         (
             lambda: SyntheticAttention(12, 3, 7, "dynamicconv"),
-            "synthesis 'dynamicconv' is a baseline and makes no logits; build it with build_mixer, "
-            "or in a model",
+            "synthesis 'dynamicconv' is a token mixer and makes no logits; build it with "
+            "build_mixer, or in a model",
         ),
         (
             lambda: build_mixer("linformer:k=4", SIZE, causal=True),
-            "linformer:k=4 cannot be causal: each of its 4 keys is a sum over the whole sequence, "
-            "the future included; use it in an encoder, and another spec for a decoder "
-            "(decoder_synthesis)",
+            "linformer cannot be causal: its outputs read later tokens; use it in an encoder, and "
+            "another spec for a decoder (decoder_synthesis)",
         ),
         (
-            lambda: build("lightconv").weights(tokens(1, 3, 12)),
+            lambda: build("lightconv").attend(tokens(1, 3, 12)),
             "'lightconv' has no attention weights between tokens; leave output_attentions out, or "
             "choose a synthesizing function",
         ),

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from synthesizer_attention.attention.baselines import BASELINES
+from synthesizer_attention.attention.baselines import MIXERS
 from synthesizer_attention.attention.registry import SYNTHESES, build_synthesis, spec_of
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError
@@ -106,10 +106,10 @@ def test_bad_layers_say_what_is_wrong(spec, text):
 
 
 def test_the_table_of_facts_agrees_with_the_classes():
-    assert list(variants()) == [*SYNTHESES, "none", *BASELINES]
-    for name, cls in {**SYNTHESES, **BASELINES}.items():
+    assert list(variants()) == [*SYNTHESES, "none", *MIXERS]
+    for name, cls in {**SYNTHESES, **MIXERS}.items():
         assert variants()[name].equation == cls.__doc__.splitlines()[0]
-        assert variants()[name].baseline is (name in BASELINES)
+        assert variants()[name].baseline is (name in MIXERS)
 
 
 @pytest.mark.parametrize("name", SYNTHESES)

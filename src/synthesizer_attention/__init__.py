@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from synthesizer_attention.errors import UserError
 
 if TYPE_CHECKING:
-    from synthesizer_attention.attention.baselines import BASELINES, build_mixer
+    from synthesizer_attention.attention.baselines import build_mixer
     from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer_attention.attention.masks import register_mask
+    from synthesizer_attention.attention.mixers import MIXERS, Mixer, register_mixer
     from synthesizer_attention.attention.registry import (
         SYNTHESES,
         build_synthesis,
@@ -44,7 +45,9 @@ _HOME = {
     "register_synthesis": "attention.registry",
     "import_modules": "spec",
     "replace_attention": "audit.replace",
-    "BASELINES": "attention.baselines",
+    "MIXERS": "attention.baselines",  # where ours are registered
+    "Mixer": "attention.mixers",
+    "register_mixer": "attention.mixers",
     "build_mixer": "attention.baselines",
     "SynthesizerCache": "models.generation",
     "SynthesizerConfig": "models",
@@ -55,9 +58,10 @@ _HOME = {
 }
 
 __all__ = [
-    "BASELINES",
+    "MIXERS",
     "SYNTHESES",
     "CrossAttention",
+    "Mixer",
     "Size",
     "Synthesis",
     "SynthesizerCache",
@@ -73,6 +77,7 @@ __all__ = [
     "build_synthesis",
     "import_modules",
     "register_mask",
+    "register_mixer",
     "register_synthesis",
     "replace_attention",
 ]

@@ -28,7 +28,7 @@ from synthesizer_attention.run.progress import (
     say_wrapped,
     silence_libraries,
 )
-from synthesizer_attention.spec import ALIASES, import_modules, variants
+from synthesizer_attention.spec import ALIASES, import_modules, load_packaged, variants
 
 MOST = 2**31 - 1  # torch and Python's own functions count no further
 SEEDS = 2**63 - 1
@@ -118,6 +118,7 @@ def synthesizer(
 def list_variants(imports: Imports = NONE) -> None:
     """List the variants: what each computes, learns and depends on."""
     import_modules(imports)
+    load_packaged()
     table = Table("name", "paper", "what it computes", "parameters", "depends on")
     for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
         if variant.baseline:

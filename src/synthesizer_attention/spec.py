@@ -2,14 +2,15 @@
 
     dense                            one synthesizing function
     factorized_random:k=16           with its own options
-    dynamicconv:kernel=7             a baseline: another token mixer in the place of attention
+    dynamicconv:kernel=7             another token mixer in the place of attention
     random+dot                       a mixture, weighted by learned alphas
     random@8|dot@4                   groups of heads in one layer, first heads first
     random*3,dot*3                   per layer, first layer first
     R+V, FR, D+V                     the paper's short names
 
-Nothing here imports torch. The facts of each name are in one table, to which a user adds a
-function by synthesizer_attention.register_synthesis; `import_modules` runs the file that does so.
+Nothing here imports torch. The facts of each name are in one table, to which a user adds by
+synthesizer_attention.register_synthesis and register_mixer; `import_modules` runs the file that
+does so, and an installed package names its own as entry points of the group MIXERS.
 """
 
 import difflib
@@ -28,6 +29,7 @@ from typing import Any, Literal
 from synthesizer_attention.errors import UserError
 
 NONE = "none"
+MIXERS = "synthesizer_attention.mixers"  # the group of entry points
 TABLE_2 = (  # the rows of the paper's Table 2, in its order
     "dot",
     "fixed_random",
@@ -124,6 +126,21 @@ def variants() -> dict[str, Variant]:
     return dict(_VARIANTS)
 
 
+def load_packaged(name: str | None = None) -> None:
+    """Import what installed packages bring by this name, so that it is registered; None: all."""
+    from importlib.metadata import entry_points  # which takes as long as all else here
+
+    for point in entry_points(group=MIXERS):
+        if point.name not in _VARIANTS and name in (None, point.name):
+            try:
+                point.load()
+            except (Exception, SystemExit) as error:
+                raise UserError(
+                    f"importing {point.name!r}, an entry point of {MIXERS}, failed with "
+                    f"{type(error).__name__}: {error}; mend or remove the package that has it"
+                ) from error
+
+
 def register_variant(variant: Variant) -> None:
     """Add a name of the user's own; registering the same one again replaces it."""
     name = variant.name
@@ -180,7 +197,14 @@ def defining_module(cls: type) -> str:
 def unregistered(specs: Iterable[str]) -> list[str]:
     """The names in some specs that nothing has registered yet."""
     names = re.findall(r"(?:^|[+,|])\s*([^+,:*@|\s]+)", ",".join(specs))
-    return [name for name in names if name not in _VARIANTS and name not in ALIASES]
+    return [name for name in names if not _is_known(name)]
+
+
+def _is_known(name: str) -> bool:
+    """Whether a name is in the table, once a package that brings it was asked."""
+    if name not in _VARIANTS and name not in ALIASES:
+        load_packaged(name)
+    return name in _VARIANTS or name in ALIASES
 
 
 def require_registered(specs: Iterable[str], imports: Iterable[str]) -> None:
@@ -227,7 +251,7 @@ def parse_spec(spec: str) -> tuple[Term, ...]:
     for term in terms:
         if len(terms) > 1 and _VARIANTS[term.name].baseline:
             raise UserError(
-                f"synthesis {spec!r} mixes with {term.name!r}, a baseline that makes no logits "
+                f"synthesis {spec!r} mixes with {term.name!r}, a token mixer that makes no logits "
                 "to add; write it alone, or per layer with commas"
             )
     return terms
@@ -310,9 +334,8 @@ def modules_of(spec: str) -> list[str]:
 
 def check_name(name: str, spec: str) -> None:
     """Refuse a name that is in no table, and offer the nearest."""
-    known = [*_VARIANTS, *ALIASES]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+    if not _is_known(name):
+        near = difflib.get_close_matches(name, [*_VARIANTS, *ALIASES], n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         inside = f" in {spec!r}" if name != spec else ""
         raise UserError(

@@ -1,56 +1,43 @@
 """The token mixers that the paper compares with, one class each.
 
-LightConv and DynamicConv make the logits of convolution kernels and nothing else:
-
-    forward(x) -> logits (B, T, H, W), or (1, 1, H, W) if equal for all tokens
-
-Convolution makes outputs: Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection.
-It runs over the real tokens in their order and skips padding. A sequence is padded with zeros at
-both ends, and the kernel is not renormalized there. Linformer is a whole token mixer. Letters as in
-synthesis.py; W kernel width, P padded length, R the k of Linformer.
+A convolution makes Y[i] = sum_j w[i,j] X[i+j] with X = GLU(x W), then one projection. It runs over
+the real tokens in their order and skips padding. A sequence is padded with zeros at both ends, and
+the kernel is not renormalized there. Letters as in synthesis.py; W kernel width, P padded length,
+R the k of Linformer.
 """
 
 from contextlib import nullcontext
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from synthesizer_attention.attention.layer import Inputs, SyntheticAttention, TokenMixer
-from synthesizer_attention.attention.masks import (
-    Window,
-    check_inputs,
-    hides_only_the_end,
-    is_transformed,
-    locate,
-    without_hidden,
+from synthesizer_attention.attention.layer import SyntheticAttention, ValueCache
+from synthesizer_attention.attention.masks import Window, hides_only_the_end, is_transformed
+from synthesizer_attention.attention.mixers import (
+    MIXERS,
+    Mixer,
+    build_registered,
+    register_mixer,
 )
 from synthesizer_attention.attention.registry import spec_of
 from synthesizer_attention.attention.synthesis import Size, draw_weight, resized
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.spec import (
-    RotaryOptions,
-    parse_spec,
-    read_options,
-    require_positive,
-    term_of,
-)
+from synthesizer_attention.spec import RotaryOptions, parse_spec, require_positive, term_of
 
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
 BLOCK = 16  # rows of a band matrix that are multiplied at once
 
 
-class LightConv(nn.Module):
-    """Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head."""
+class SharedKernel(nn.Module):
+    """The logits of one kernel per head, the same at every token: (1, 1, H, W)."""
 
     tables = ("table",)
-    name = "lightconv"
 
-    def __init__(self, size: Size, *, kernel: int = 31) -> None:
+    def __init__(self, size: Size, kernel: int) -> None:
         super().__init__()
-        require_positive(self.name, kernel=kernel)
         self.kernel = kernel
         self.table = nn.Parameter(torch.empty(size.num_heads, kernel))  # (H, W)
         self.reset_parameters()
@@ -63,77 +50,40 @@ class LightConv(nn.Module):
         return self.table[None, None]
 
 
-class DynamicConv(nn.Module):
-    """Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated."""
+class OwnKernel(nn.Module):
+    """The logits of the kernel that each token writes: (B, T, H, W)."""
 
-    name = "dynamicconv"
-
-    def __init__(self, size: Size, *, kernel: int = 31) -> None:
+    def __init__(self, size: Size, kernel: int) -> None:
         super().__init__()
-        require_positive(self.name, kernel=kernel)
         self.kernel, self.num_heads = kernel, size.num_heads
         self.write = nn.Linear(size.d_model, size.num_heads * kernel, bias=False)
-
-    def reset_parameters(self) -> None:
-        """All weights are the linear layer's, which initializes itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write(x).unflatten(-1, (self.num_heads, self.kernel))
 
 
-class Weightless(TokenMixer):
-    """A token mixer that has no attention weights between tokens to show."""
-
-    name: str
-    causal: bool
-
-    def attend(self, x: Tensor, **inputs: object) -> NoReturn:
-        raise UserError(
-            f"{self.name!r} has no attention weights between tokens; "
-            "leave output_attentions out, or choose a synthesizing function"
-        )
-
-    weights = attend
-
-    def _check(self, inputs: Inputs) -> None:
-        if inputs.cache is not None and not self.causal:
-            raise UserError(
-                f"{self.name!r} reads later tokens here, so it cannot use a cache; "
-                "leave the cache out"
-            )
-        if inputs.bias is not None:
-            raise UserError(
-                f"{self.name!r} has no logits that a bias could be added to; "
-                'choose other positions than "relative"'
-            )
-
-
-class Convolution(Weightless):
+class Convolution(Mixer):
     """A gated depthwise convolution; `synthesis` says where its kernels come from."""
 
+    takes_causal = takes_padding = keeps_state = True
+    any_length = None
+    made_by: ClassVar[type[SharedKernel | OwnKernel]]
+
     def __init__(
-        self,
-        size: Size,
-        synthesis: LightConv | DynamicConv,
-        *,
-        causal: bool = False,
-        dropout: float = 0.0,
+        self, size: Size, causal: bool = False, dropout: float = 0.0, *, kernel: int = 31
     ) -> None:
-        super().__init__()
-        self.size, self.synthesis, self.causal, self.dropout = size, synthesis, causal, dropout
-        self.name = synthesis.name
-        self.before = synthesis.kernel - 1 if causal else (synthesis.kernel - 1) // 2
-        self.after = synthesis.kernel - 1 - self.before
+        super().__init__(size, causal, dropout)
+        require_positive(self.name, kernel=kernel)
+        self.kernel, self.synthesis = kernel, self.made_by(size, kernel)
+        self.before = kernel - 1 if causal else (kernel - 1) // 2
+        self.after = kernel - 1 - self.before
         self.value = nn.Linear(size.d_model, 2 * size.d_model, bias=False)
         self.output = nn.Linear(size.d_model, size.d_model, bias=False)
 
-    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
-        self._check(inputs)
-        attention_mask, cache = inputs.attention_mask, inputs.cache
-        past = 0 if cache is None else cache.get_seq_length()
-        check_inputs(x, self.size.d_model, self.value, None, past, attention_mask, None)
-        attention_mask = None if attention_mask is None else attention_mask[:, past:]
-        queue = move_to_front(F.glu(self.value(without_hidden(x, attention_mask))), attention_mask)
+    def mix(
+        self, x: Tensor, real: Tensor | None, positions: Tensor, cache: ValueCache | None
+    ) -> Tensor:
+        queue = move_to_front(F.glu(self.value(x)), real)
         held = None if cache is None else cache.values
         if held is None:  # the inputs of all kernel windows: (B, before + T + after, D)
             window = F.pad(queue.x, (0, 0, self.before, self.after))
@@ -144,18 +94,25 @@ class Convolution(Weightless):
         weights = self._drop(self.synthesis(queue.x).softmax(-1), x.shape[1])
         return self.output(move_back(convolve(window, weights), queue))
 
-    def resize(self, max_len: int) -> None:
-        """No parameter depends on the length."""
-        self.size = Size(self.size.d_model, self.size.num_heads, max_len)
-
-    def extra_repr(self) -> str:
-        return f"{self.size}, causal={self.causal}, dropout={self.dropout}"
-
     def _drop(self, weights: Tensor, length: int) -> Tensor:
         """DropConnect: drop weights at every token; one draw for shared kernels."""
         if not self.training or self.dropout == 0.0:
             return weights
         return F.dropout(weights.expand(-1, length, -1, -1), self.dropout)
+
+
+@register_mixer("lightconv")
+class LightConv(Convolution):
+    """Y[i] = sum_j softmax(w)[j] X[i+j], X gated, w learned per head."""
+
+    made_by = SharedKernel
+
+
+@register_mixer("dynamicconv")
+class DynamicConv(Convolution):
+    """Y[i] = sum_j softmax(W X[i])[j] X[i+j], X gated."""
+
+    made_by = OwnKernel
 
 
 class Queue(NamedTuple):
@@ -246,10 +203,13 @@ def _last(window: Tensor, queue: Queue, width: int) -> Tensor:
     return window.take_along_dim(slots[..., None], dim=1)
 
 
-class Linformer(Weightless):
+@register_mixer("linformer")
+class Linformer(Mixer):
     """Y = softmax(Q (E^T K)^T / sqrt(d)) F^T V, E and F learned (N, k)."""
 
-    name = "linformer"
+    weights = ("project_key", "project_value")
+    takes_padding = True
+    depends_on_pairs = True
 
     def __init__(
         self,
@@ -261,15 +221,8 @@ class Linformer(Weightless):
         share_heads: bool = True,
         share_kv: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(size, causal, dropout)
         require_positive(self.name, k=k)
-        if causal:
-            raise UserError(
-                f"linformer:k={k} cannot be causal: each of its {k} keys is a sum over the whole "
-                "sequence, the future included; use it in an encoder, and another spec for a "
-                "decoder (decoder_synthesis)"
-            )
-        self.size, self.causal, self.dropout = size, causal, dropout
         self.k, self.share_heads, self.share_kv = k, share_heads, share_kv
         groups = 1 if share_heads else size.num_heads
         self.query = nn.Linear(size.d_model, size.d_model, bias=False)
@@ -286,14 +239,10 @@ class Linformer(Weightless):
             if projection is not None:
                 draw_weight(projection)
 
-    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+    def mix(
+        self, x: Tensor, real: Tensor | None, positions: Tensor, cache: ValueCache | None
+    ) -> Tensor:
         """Project keys and values to k rows, padding left out, and attend to those."""
-        self._check(inputs)
-        attention_mask, position_ids = inputs.attention_mask, inputs.position_ids
-        size = self.size
-        check_inputs(x, size.d_model, self.value, size.max_len, 0, attention_mask, position_ids)
-        positions = locate(attention_mask, position_ids, x.shape[1], x.device)
-        x = without_hidden(x, attention_mask)
         project_value = self.project_key if self.project_value is None else self.project_value
         keys = self._shorten(x, self.key, self.project_key, positions)
         values = self._shorten(x, self.value, project_value, positions)
@@ -305,7 +254,6 @@ class Linformer(Weightless):
         return self.output(y.transpose(1, 2).flatten(-2))
 
     def resize(self, max_len: int) -> None:
-        """Grow or crop the length projections."""
         self.size = Size(self.size.d_model, self.size.num_heads, max_len)
         self.project_key = nn.Parameter(resized(self.project_key, (1,), max_len, draw_weight))
         if self.project_value is not None:
@@ -329,17 +277,6 @@ class Linformer(Weightless):
         return short.unflatten(-1, (self.size.num_heads, -1)).transpose(1, 2)
 
 
-Baseline = LightConv | DynamicConv | Linformer
-
-BASELINES: dict[str, type[Baseline]] = {
-    "lightconv": LightConv,
-    "dynamicconv": DynamicConv,
-    "linformer": Linformer,
-}
-
-Mixer = SyntheticAttention | Convolution | Linformer
-
-
 def build_mixer(
     spec: str,
     size: Size,
@@ -349,13 +286,13 @@ def build_mixer(
     equal_qk_init: bool = False,
     rotary: RotaryOptions | None = None,
     dropout: float = 0.0,
-) -> Mixer:
+) -> SyntheticAttention | Mixer:
     """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer.
 
-    Rotary positions and equal_qk_init are for the dot products of a synthesis; a baseline has none.
+    Rotary positions and equal_qk_init are for the dot products of a synthesis.
     """
     term = parse_spec(spec)[0]
-    if term.name not in BASELINES:
+    if term.name not in MIXERS:
         return SyntheticAttention(
             size.d_model,
             size.num_heads,
@@ -372,15 +309,11 @@ def build_mixer(
             f"window={window} with {term.name!r}, which has no attention weights to limit; "
             "leave window out, or choose a synthesizing function"
         )
-    cls = BASELINES[term.name]
-    options = read_options(term, cls)
-    if issubclass(cls, Linformer):
-        return cls(size, causal, dropout, **options)
-    return Convolution(size, cls(size, **options), causal=causal, dropout=dropout)
+    return build_registered(term, size, causal, dropout)
 
 
-def spec_of_mixer(mixer: Mixer) -> str:
+def spec_of_mixer(mixer: SyntheticAttention | Mixer) -> str:
     """Write the spec that builds this mixer, with the options that differ from their defaults."""
     if isinstance(mixer, SyntheticAttention):
         return spec_of(mixer.synthesis)
-    return str(term_of(mixer.name, mixer if isinstance(mixer, Linformer) else mixer.synthesis))
+    return str(term_of(mixer.name, mixer))

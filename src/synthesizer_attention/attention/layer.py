@@ -108,7 +108,7 @@ class Inputs:
 
 
 class TokenMixer(nn.Module):
-    """A layer's token mixer: SyntheticAttention or a baseline. Subclasses define mix()."""
+    """What stands in a layer: SyntheticAttention, or a Mixer (mixers.py)."""
 
     def forward(
         self,
@@ -125,11 +125,11 @@ class TokenMixer(nn.Module):
                 "tokens once, not as query, key and value, and all else by name: "
                 "attention(x, attention_mask=mask)"
             )
-        return self.mix(x, Inputs(attention_mask, position_ids, bias, cache))
+        return self.run(x, Inputs(attention_mask, position_ids, bias, cache))
 
     any_length: bool | None = False  # as Synthesis has it
 
-    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+    def run(self, x: Tensor, inputs: Inputs) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         raise NotImplementedError
 
@@ -204,7 +204,7 @@ class SyntheticAttention(TokenMixer):
         self.path = path
         self.frozen: Tensor | None = None
 
-    def mix(self, x: Tensor, inputs: Inputs) -> Tensor:
+    def run(self, x: Tensor, inputs: Inputs) -> Tensor:
         call = self._call(x, inputs)
         y = fast.attend(self.synthesis, call, self.path)
         return self._sum(call, self._weights(call)) if y is None else linear(self.output, y)

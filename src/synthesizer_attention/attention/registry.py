@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from synthesizer_attention.attention.synthesis import (
     Dense,
@@ -62,13 +62,22 @@ def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> C
                     f"{cls.__name__}, to be registered as {name!r}, must be a class derived from "
                     f"synthesizer_attention.Synthesis that defines {methods[0]}()"
                 )
-        facts = (name, paper, (cls.__doc__ or "").split("\n")[0], parameters)
-        reads = (cls.depends_on_input, cls.depends_on_pairs)
-        register_variant(Variant(*facts, *reads, module=defining_module(cls)))
+        add_facts(cls, name, parameters, paper)
         SYNTHESES[name] = cls
         return cls
 
     return register
+
+
+def add_facts(
+    cls: Any, name: str, parameters: str, paper: str, *, baseline: bool = False  # noqa: ANN401
+) -> None:  # fmt: skip
+    """Put a class into the table of names; spec.py has the facts of ours."""
+    module = defining_module(cls)
+    if not module.startswith("synthesizer_attention."):
+        facts = (name, paper, (cls.__doc__ or "").split("\n")[0], parameters)
+        reads = (cls.depends_on_input, cls.depends_on_pairs)
+        register_variant(Variant(*facts, *reads, baseline, module))
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
@@ -106,16 +115,21 @@ def spec_of(synthesis: Synthesis) -> str:
 def _build_part(term: Term, size: Size) -> Synthesis:
     if term.name not in SYNTHESES:
         raise UserError(
-            f"synthesis {term.name!r} is a baseline and makes no logits; "
+            f"synthesis {term.name!r} is a token mixer and makes no logits; "
             "build it with build_mixer, or in a model"
         )
     cls = SYNTHESES[term.name]
     part = cls(size, **read_options(term, cls))
-    declared = {*part.tables, *part.weights, *part.biases}
-    for name, _ in part.named_parameters(recurse=False):
-        if name not in declared:
-            raise UserError(
-                f"synthesis {term.name!r} does not say what its parameter {name!r} is; name it in "
-                f"{cls.__name__}.tables, .weights or .biases"
-            )
+    check_declared(part, term.name)
     return part
+
+
+def check_declared(part: Any, name: str) -> None:  # noqa: ANN401
+    """Refuse a parameter of its own that a class does not name."""
+    declared = {*part.tables, *part.weights, *part.biases}
+    for own, _ in part.named_parameters(recurse=False):
+        if own not in declared:
+            raise UserError(
+                f"synthesis {name!r} does not say what its parameter {own!r} is; name it in "
+                f"{type(part).__name__}.tables, .weights or .biases"
+            )

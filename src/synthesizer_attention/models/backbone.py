@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from synthesizer_attention.attention.baselines import BASELINES, spec_of_mixer
+from synthesizer_attention.attention.baselines import SharedKernel, spec_of_mixer
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.attention.layer import Inputs
 from synthesizer_attention.attention.masks import (
@@ -33,6 +33,7 @@ from synthesizer_attention.attention.masks import (
     real_tokens,
     too_long,
 )
+from synthesizer_attention.attention.mixers import Mixer
 from synthesizer_attention.attention.synthesis import Size, Synthesis
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.config import SynthesizerConfig
@@ -43,7 +44,7 @@ from synthesizer_attention.run.files import CONVERTED, MANIFEST, find_damage, re
 from synthesizer_attention.spec import NONE, expand_layers
 
 DRAW_THEMSELVES = (
-    *(Synthesis, *BASELINES.values(), RelativeBias, Halting),
+    *(Synthesis, Mixer, SharedKernel, RelativeBias, Halting),
     *(nn.LayerNorm, nn.RMSNorm),
 )
 CUMULATIVE = ("cu_seq_lens_q", "cu_seq_lens_k")

@@ -12,9 +12,10 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMode
 
-from synthesizer_attention.attention.baselines import Convolution, spec_of_mixer
+from synthesizer_attention.attention.baselines import spec_of_mixer
 from synthesizer_attention.attention.layer import SyntheticAttention, ValueCache
 from synthesizer_attention.attention.masks import real_tokens
+from synthesizer_attention.attention.mixers import Mixer
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.config import SynthesizerConfig
 
@@ -166,7 +167,7 @@ class SynthesizerGeneration:
         """Refuse an assistant where a rejected token cannot be taken back: its cache has gone."""
         for layer in self.base_model.decoder.layers:
             mixer, forgets = layer.attention, ""
-            if isinstance(mixer, Convolution):
+            if isinstance(mixer, Mixer) and mixer.keeps_state:
                 forgets = spec_of_mixer(mixer)
             elif isinstance(mixer, SyntheticAttention) and isinstance(mixer.window, int):
                 forgets = f"window={mixer.window}" if mixer.window < length else ""

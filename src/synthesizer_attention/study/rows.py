@@ -259,7 +259,7 @@ def _dot_folder(recipe: Recipe) -> str:
 def baselines(recipe: Recipe, there: Iterable[str], like: str | None) -> Iterator[Row]:
     """The other systems that the paper measures itself against."""
     for name, variant in known_variants().items():
-        if variant.baseline and name not in there:
+        if variant.baseline and not variant.module and name not in there:
             yield replace(make_row(name, {}, recipe, like), offered=True)
     # A ponder cost rewards a model for halting before its later steps have learned anything.
     universal = {"model.universal": "true", "model.ponder_cost": "0"}
