@@ -43,6 +43,7 @@ MAY_IMPORT = {
         "report",
         "training.meter",
     },
+    "play": {"attention", "models", "run", "data", "tasks", "training", "report"},
 }
 NO_TORCH = {"errors", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
@@ -211,7 +212,7 @@ for command in app.registered_commands:
     print(code, file=sys.stderr)
 """
 NEEDED = {"train": ["shift"], "convert": ["x", "--out", "y"]}
-NEEDED |= {verb: ["x"] for verb in ("evaluate", "generate", "report", "audit")}
+NEEDED |= {verb: ["x"] for verb in ("evaluate", "generate", "report", "audit", "play")}
 
 
 @pytest.mark.parametrize("hidden", ["the whole extra", "numpy"])

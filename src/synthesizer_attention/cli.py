@@ -440,6 +440,24 @@ def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = T
 
 
 @app.command()
+def play(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("play.html"),
+) -> None:
+    """Write one offline page in which trained models run: type a text, see where they attend.
+
+    The page shows each model's guesses and bits per byte, its answer or its class; the attention
+    map of every head, a mixture's parts with their alphas, and what it costs to swap a head for
+    its mean over train text. It holds the weights, in float16, and three texts of the test data.
+    """
+    silence_libraries()
+    from synthesizer_attention.play.export import play as write_page
+
+    path = write_page(runs, out)
+    say(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+
+
+@app.command()
 def bench(
     variants: Annotated[
         list[str], typer.Option("--variant", help="Time this variant. Repeatable.")

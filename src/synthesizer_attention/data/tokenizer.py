@@ -239,7 +239,7 @@ class Encoder:
         self._marks = re.compile("|".join(map(re.escape, added))) if added else None
         self._known: dict[str, list[int]] = {}
         self._size = 0  # characters of the known units
-        self._opening, self._closing = ([], []) if bare else _ends(tokenizer)
+        self._opening, self._closing = ([], []) if bare else ends(tokenizer)
         self._whole = bare_encodings if bare else encode
         self._end = tokenizer.eos_token_id if closed else None
 
@@ -303,7 +303,7 @@ def _split_spaced(text: str) -> list[str]:
     return _UNITS.findall(text)
 
 
-def _ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+def ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
     """What `encode` puts before and after every text."""
     (inner,), (whole,) = bare_encodings(tokenizer, ["a"]), encode(tokenizer, ["a"])
     place = next(

@@ -145,13 +145,6 @@ def page(title: str, sections: Sequence[Section], lead: Sequence[Block] = ()) ->
     """A page that needs no other file; sections without blocks are left out."""
     style = f"\n{css_variables()}\n{(HERE / 'page.css').read_text(encoding='utf-8')}"
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    ours, sorting = (
-        b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (style, script)
-    )
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{sorting}'; style-src-elem 'sha256-{ours}'; "
-        "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
     first, *others = (
         Section(one.heading, [block for block in one.blocks if block.only != "text"])
         for one in (Section("", lead), *sections)
@@ -162,7 +155,18 @@ def page(title: str, sections: Sequence[Section], lead: Sequence[Block] = ()) ->
         sections=[one for one in others if one.blocks],
         style=style,
         script=script,
-        policy=policy,
+        policy=policy(style, script),
+    )
+
+
+def policy(style: str, script: str) -> str:
+    """The content-security policy of a page: its own style and script, and nothing fetched."""
+    ours, run = (
+        b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (style, script)
+    )
+    return (
+        f"default-src 'none'; script-src 'sha256-{run}'; style-src-elem 'sha256-{ours}'; "
+        "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -47,7 +47,7 @@ def inspect(
     for stack, layers in after.items():
         if not layers:
             continue
-        mask = _mask_of(end, stack, inputs)
+        mask = mask_of(end, stack, inputs)
         length = min(side, int(mask[0].sum()))
         corners = [weights[0, :, :length, :length] for _, weights in layers]
         arrays[f"{stack}.map"] = np.stack(
@@ -146,7 +146,7 @@ def _watch(
     found.append((layer + step, attention.weights(args[0], **asked)))
 
 
-def _mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
+def mask_of(model: SynthesizerPreTrainedModel, stack: str, inputs: dict[str, Tensor]) -> Tensor:
     """Which tokens of a stack are real."""
     if stack == "decoder" and model.config.kind == "encoder_decoder":
         return inputs["labels"] != IGNORED

@@ -1,0 +1,437 @@
+// Trained models in plain JavaScript: tokenizers and forward passes, one text at a time.
+// Arithmetic is float64, what is kept between layers float32. Tensors have the names and shapes of
+// PyTorch's state dict. Letters: T queries, S keys, D model, H heads, K head width, N max_len.
+"use strict";
+
+const unpacked = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+
+/** One float16, given by its bits. */
+function half(bits) {
+  const sign = bits & 32768 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+/** {name: {shape, dtype, data}}, as export.py packs them -> {name: {shape, values}}. */
+function readTensors(packed) {
+  const tensors = {};
+  for (const [name, { shape, dtype, data }] of Object.entries(packed)) {
+    const raw = unpacked(data);
+    const values = dtype === "float32"
+      ? new Float32Array(raw) : Float32Array.from(new Uint16Array(raw), half);
+    tensors[name] = { shape, values };
+  }
+  return tensors;
+}
+
+/** x (T, D) times the transpose of weight (E, D), plus bias (E): (T, E). */
+function linear(x, weight, bias) {
+  const [E, D] = weight.shape, T = x.length / D, w = weight.values, y = new Float32Array(T * E);
+  for (let t = 0; t < T; t++)
+    for (let e = 0; e < E; e++) {
+      let sum = bias ? bias.values[e] : 0;
+      for (let d = 0, i = t * D, j = e * D; d < D; d++) sum += x[i + d] * w[j + d];
+      y[t * E + e] = sum;
+    }
+  return y;
+}
+
+/** x (T, D) times weight (H, D, K), plus bias (H, K): (H, T, K). */
+function projectHeads(x, weight, bias) {
+  const [H, D, K] = weight.shape, T = x.length / D, w = weight.values;
+  const y = new Float64Array(H * T * K);
+  for (let h = 0; h < H; h++)
+    for (let t = 0; t < T; t++) {
+      const to = (h * T + t) * K;
+      for (let k = 0; k < K; k++) y[to + k] = bias ? bias.values[h * K + k] : 0;
+      for (let d = 0; d < D; d++) {
+        const factor = x[t * D + d], from = (h * D + d) * K;
+        for (let k = 0; k < K; k++) y[to + k] += factor * w[from + k];
+      }
+    }
+  return y;
+}
+
+/** a (H, T, K) times the transpose of b (H, S, K): (H, T, S). */
+function products(a, b, H, T, S) {
+  const K = a.length / (H * T);
+  return each(H, T, S, (h, i, j) => {
+    let sum = 0;
+    for (let k = 0, p = (h * T + i) * K, q = (h * S + j) * K; k < K; k++) sum += a[p + k] * b[q + k];
+    return sum;
+  });
+}
+
+function each(H, T, S, value) {
+  const y = new Float32Array(H * T * S);
+  for (let h = 0, n = 0; h < H; h++)
+    for (let i = 0; i < T; i++) for (let j = 0; j < S; j++) y[n++] = value(h, i, j);
+  return y;
+}
+
+/** relu(x W1 + b1) per head: (H, T, K). */
+const hiddenUnits = (get, x) =>
+  projectHeads(x, get("w1"), get("b1")).map((value) => Math.max(0, value));
+
+/** Hidden units (H, T, K) times weight (H, K, N), plus bias (H, N): a function of head, row, column. */
+function columnsOf(hidden, weight, bias, T) {
+  const [, K, N] = weight.shape;
+  return (h, i, j) => {
+    let sum = bias.values[h * N + j];
+    for (let k = 0, at = (h * T + i) * K; k < K; k++)
+      sum += hidden[at + k] * weight.values[(h * K + k) * N + j];
+    return sum;
+  };
+}
+
+/** Turn x (H, T, K) to rotary positions: feature n with feature n + width/2. */
+function turn(x, T, K, { base, width }) {
+  const middle = width / 2;
+  for (let row = 0; row < x.length / K; row++)
+    for (let n = 0; n < middle; n++) {
+      const angle = Math.fround((row % T) * Math.fround(base ** ((-2 * n) / width)));
+      const cos = Math.cos(angle), sin = Math.sin(angle), at = row * K + n;
+      const first = x[at], second = x[at + middle];
+      x[at] = first * cos - second * sin;
+      x[at + middle] = first * sin + second * cos;
+    }
+  return x;
+}
+
+/** Each synthesizing function: the logits (H, T, S) of x (T, D), whose keys are the tokens z (S, D). */
+const SYNTHESES = {
+  dot(get, x, z, T, S, rotary) {
+    const [H, , K] = get("wq").shape;
+    const queries = projectHeads(x, get("wq")), keys = projectHeads(z, get("wk"));
+    if (rotary) [turn(queries, T, K, rotary), turn(keys, S, K, rotary)];
+    return products(queries.map((value) => value * K ** -0.5), keys, H, T, S);
+  },
+  random(get, x, z, T, S) {
+    const { shape: [H, N], values } = get("table");
+    return each(H, T, S, (h, i, j) => values[(h * N + i) * N + j]);
+  },
+  factorized_random(get, x, z, T, S) {
+    const { shape: [H, N, R], values } = get("rows"), columns = get("columns").values;
+    const first = (all, count) => each(H, count, R, (h, i, r) => all[(h * N + i) * R + r]);
+    return products(first(values, T), first(columns, S), H, T, S);
+  },
+  dense(get, x, z, T, S) {
+    const column = columnsOf(hiddenUnits(get, x), get("w2"), get("b2"), T);
+    return each(get("w2").shape[0], T, S, column);
+  },
+  factorized_dense(get, x, z, T, S) {
+    const hidden = hiddenUnits(get, x), [H, , a] = get("wa").shape, [, , b] = get("wb").shape;
+    const tiled = each(H, T, a, columnsOf(hidden, get("wa"), get("ba"), T));
+    const repeated = each(H, T, b, columnsOf(hidden, get("wb"), get("bb"), T));
+    return each(H, T, S, (h, i, j) =>
+      tiled[(h * T + i) * a + (j % a)] * repeated[(h * T + i) * b + Math.floor(j / a)]);
+  },
+  relative(get, x, z, T, S) {
+    const { shape: [H, width], values } = get("offsets"), reach = (width - 1) / 2;
+    const first = get("first").values, last = get("last");
+    return each(H, T, S, (h, i, j) => {
+      if (last && j === S - 1) return last.values[h];
+      return j === 0 ? first[h] : values[h * width + j - i + reach];
+    });
+  },
+};
+SYNTHESES.fixed_random = SYNTHESES.random;
+
+/** Softmax of logits (H, T, S) over the keys that a query sees; the others get exactly zero. */
+function maskedSoftmax(logits, T, S, sees) {
+  const y = new Float32Array(logits.length);
+  for (let row = 0; row < logits.length / S; row++) {
+    const at = row * S, [start, stop] = sees(row % T, S);
+    let top = -Infinity, sum = 0;
+    for (let j = start; j < stop; j++) top = Math.max(top, logits[at + j]);
+    for (let j = start; j < stop; j++) sum += Math.exp(logits[at + j] - top);
+    for (let j = start; j < stop; j++) y[at + j] = Math.exp(logits[at + j] - top) / sum;
+  }
+  return y;
+}
+
+/** Log-probabilities of one row of V logits, from `at` on. */
+function logProbabilities(logits, at, V) {
+  let top = -Infinity, sum = 0;
+  for (let i = 0; i < V; i++) top = Math.max(top, logits[at + i]);
+  for (let i = 0; i < V; i++) sum += Math.exp(logits[at + i] - top);
+  return Float64Array.from({ length: V }, (_, i) => logits[at + i] - top - Math.log(sum));
+}
+
+/** GELU by an approximation of erf (Abramowitz and Stegun 7.1.26), off by 1.5e-7 at most. */
+function gelu(x) {
+  const z = Math.abs(x) / Math.SQRT2, t = 1 / (1 + 0.3275911 * z);
+  const series = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];
+  const tail = series.reduce((sum, factor) => (sum + factor) * t, 0) * Math.exp(-z * z);
+  return x > 0 ? x * (1 - tail / 2) : (x * tail) / 2;
+}
+
+const plus = (x, y) => x.map((value, i) => value + y[i]);
+
+class Model {
+  /** config and tensors as export.py describes them. */
+  constructor(config, tensors) {
+    this.config = config;
+    this.tensors = tensors;
+  }
+
+  get(name) { return this.tensors[name]; }
+
+  normed(x, at) {
+    const { norm, eps } = this.config, { values: weight } = this.get(`${at}.weight`);
+    const D = weight.length, bias = this.get(`${at}.bias`), y = new Float32Array(x.length);
+    for (let from = 0; from < x.length; from += D) {
+      let mean = 0, square = 0;
+      if (norm === "layer") for (let d = 0; d < D; d++) mean += x[from + d] / D;
+      for (let d = 0; d < D; d++) square += (x[from + d] - mean) ** 2 / D;
+      for (let d = 0; d < D; d++)
+        y[from + d] = ((x[from + d] - mean) / Math.sqrt(square + eps)) * weight[d]
+          + (bias ? bias.values[d] : 0);
+    }
+    return y;
+  }
+
+  /** The embeddings of ids with their positions: (T, D). */
+  embed(ids, stack) {
+    const { shape: [, D], values } = this.get("model.embedding.weight");
+    const added = this.get(`added.${stack}`), x = new Float32Array(ids.length * D);
+    ids.forEach((id, t) => {
+      for (let d = 0; d < D; d++)
+        x[t * D + d] = values[id * D + d] * Math.sqrt(D) + (added ? added.values[t * D + d] : 0);
+    });
+    return x;
+  }
+
+  /** The terms of a layer's logits: for some heads each a name, a share and (heads, T, S) numbers. */
+  terms(layer, x, z, T, S) {
+    const found = [], bias = this.get(`bias.${layer.stack}`);
+    let first = 0;
+    for (const { heads, biased, mix, parts } of layer.groups) {
+      const shares = mix && this.shares(mix);
+      parts.forEach(({ name, at }, part) => {
+        const get = (tensor) => this.get(`${at}.${tensor}`);
+        const values = SYNTHESES[name](get, x, z, T, S, layer.rotary);
+        if (shares) values.forEach((_, i) => (values[i] *= shares[Math.floor(i / (T * S))][part]));
+        found.push({ name, first, heads, values, shares: shares && shares.map((s) => s[part]) });
+      });
+      if (bias && biased) {
+        const { shape: [, width], values } = bias, middle = (width - 1) / 2;
+        const offset = (h, i, j) => values[(first + h) * width + j - i + middle];
+        found.push({ name: "positions", first, heads, values: each(heads, T, S, offset) });
+      }
+      first += heads;
+    }
+    return found;
+  }
+
+  /** The alphas of a mixture: of each head the shares of its parts, which sum to one. */
+  shares(name) {
+    const { shape: [H, parts], values } = this.get(name);
+    return Array.from({ length: H }, (_, h) =>
+      [...logProbabilities(values, h * parts, parts).map(Math.exp)]);
+  }
+
+  /** The weights (H, T, S) of a layer, its values (S, D), and what the page shows of both. */
+  weigh(layer, x, z, T, S) {
+    const { at } = layer, H = this.config.num_heads;
+    if (layer.kind === "convolution") return this.convolve(layer, x, T);
+    if (layer.kind === "linformer") return this.shorten(layer, x, T);
+    const sees = (i, count) => [
+      layer.window ? Math.max(0, i - layer.window + 1) : 0,
+      Math.min(count, layer.causal ? i + 1 : count, layer.window ? i + layer.window : count),
+    ];
+    const terms = this.terms(layer, x, z, T, S), logits = new Float32Array(H * T * S);
+    for (const { first, values } of terms)
+      values.forEach((value, i) => (logits[first * T * S + i] += value));
+    for (const term of terms) term.weights = maskedSoftmax(term.values, T, S, sees);
+    const weights = maskedSoftmax(logits, T, S, sees), y = linear(z, this.get(`${at}.value.weight`));
+    return { weights, S, y, terms, sees };
+  }
+
+  /** A convolution as weights: kernels (H, W) of all tokens, or of each, moved along the text. */
+  convolve({ at, before }, x, T) {
+    const D = x.length / T, H = this.config.num_heads, table = this.get(`${at}.synthesis.table`);
+    const wide = linear(x, this.get(`${at}.value.weight`)), y = new Float32Array(T * D);
+    for (let t = 0; t < T; t++)
+      for (let d = 0; d < D; d++)
+        y[t * D + d] = wide[2 * t * D + d] / (1 + Math.exp(-wide[(2 * t + 1) * D + d]));
+    const logits = table ? table.values : linear(y, this.get(`${at}.synthesis.write.weight`));
+    const W = logits.length / (table ? H : T * H);
+    const kernels = maskedSoftmax(logits, 1, W, () => [0, W]);
+    const weights = each(H, T, T, (h, i, j) => {
+      const place = j - i + before;
+      return place < 0 || place >= W ? 0 : kernels[((table ? 0 : i * H) + h) * W + place];
+    });
+    return { weights, S: T, y, terms: [] };
+  }
+
+  /** Linformer: keys and values are R sums over the text. */
+  shorten({ at }, x, T) {
+    const D = x.length / T, H = this.config.num_heads, K = D / H;
+    const ofKeys = this.get(`${at}.project_key`);
+    const { shape: [groups, N, R] } = ofKeys;
+    const short = (name, { values }) => {
+      const mapped = linear(x, this.get(`${at}.${name}.weight`)), y = new Float32Array(R * D);
+      for (let d = 0; d < D; d++)
+        for (let t = 0, from = groups === 1 ? 0 : Math.floor(d / K) * N * R; t < T; t++)
+          for (let r = 0; r < R; r++) y[r * D + d] += values[from + t * R + r] * mapped[t * D + d];
+      return y;
+    };
+    const byHead = (all, count) => each(H, count, K, (h, t, k) => all[t * D + h * K + k]);
+    const queries = linear(x, this.get(`${at}.query.weight`)).map((value) => value * K ** -0.5);
+    const logits = products(byHead(queries, T), byHead(short("key", ofKeys), R), H, T, R);
+    const y = short("value", this.get(`${at}.project_value`) || ofKeys);
+    return { weights: maskedSoftmax(logits, T, R, () => [0, R]), S: R, y, terms: [] };
+  }
+
+  /** One token mixer; heads in `swapped` take their mean over train text for their own weights. */
+  attend(layer, x, z, kept, swapped) {
+    const H = this.config.num_heads, D = this.get("model.embedding.weight").shape[1], K = D / H;
+    const T = x.length / D, { weights, S, y, terms, sees } = this.weigh(layer, x, z, T, z.length / D);
+    const mean = this.get(`mean.${layer.at}`);
+    for (const h of (mean && swapped) || []) {
+      const { shape: [, N], values } = mean;
+      for (let i = 0; i < T; i++) {
+        const [start, stop] = sees(i, S), at = (h * N + i) * N;
+        let sum = 0;
+        for (let j = start; j < stop; j++) sum += values[at + j];
+        for (let j = start; j < stop; j++)  // no train text was as long: all tokens alike
+          weights[(h * T + i) * S + j] = sum ? values[at + j] / sum : 1 / (stop - start);
+      }
+    }
+    kept.push({ layer, weights, terms, H, T, S, hasMean: Boolean(mean) });
+    const mixed = new Float32Array(T * D);
+    for (let h = 0; h < H; h++)
+      for (let i = 0; i < T; i++)
+        for (let j = 0; j < S; j++) {
+          const weight = weights[(h * T + i) * S + j];
+          if (weight) for (let k = 0, to = i * D + h * K, from = j * D + h * K; k < K; k++)
+            mixed[to + k] += weight * y[from + k];
+        }
+    return linear(mixed, this.get(`${layer.at}.output.weight`));
+  }
+
+  /** All layers of a stack: ids -> states (T, D); `kept` gets what each attention did. */
+  run(stack, ids, memory, kept, swapped = {}) {
+    const { layers, pre, activation } = this.config, act = activation === "gelu"
+      ? gelu : (value) => Math.max(0, value);
+    let x = this.embed(ids, stack);
+    const add = (norm, sublayer) => {
+      x = plus(x, sublayer(pre ? this.normed(x, norm) : x));
+      if (!pre) x = this.normed(x, norm);
+    };
+    for (const { at, attention, cross } of layers[stack]) {
+      if (attention) add(`${at}.attention_norm`,
+        (y) => this.attend(attention, y, y, kept, swapped[attention.at]));
+      if (cross) add(`${at}.cross_norm`, (y) => this.attend(cross, y, memory, kept));
+      add(`${at}.feed_forward_norm`, (y) => {
+        const weight = (name) => [`${at}.feed_forward.${name}.weight`, `${at}.feed_forward.${name}.bias`]
+          .map((tensor) => this.get(tensor));
+        return linear(linear(y, ...weight("widen")).map(act), ...weight("narrow"));
+      });
+    }
+    return pre ? this.normed(x, `model.${stack}.norm`) : x;
+  }
+
+  /** Logits (T, V) of a language model, (T, V) of given targets, or (1, V) of a classifier. */
+  forward(ids, targets, swapped) {
+    const kept = [], { kind } = this.config;
+    let x, head = this.get("lm_head.weight") || this.get("model.embedding.weight"), bias;
+    if (kind === "decoder") x = this.run("decoder", ids, null, kept, swapped);
+    else x = this.run("encoder", ids, null, kept, swapped);
+    if (kind === "encoder_decoder") x = this.run("decoder", targets, x, kept, swapped);
+    if (kind === "encoder") {
+      const D = x.length / ids.length, pooled = x.slice(0, D);
+      if (this.config.pooling === "mean") for (let d = 0; d < D; d++) {
+        let sum = 0;
+        for (let t = 0; t < ids.length; t++) sum += x[t * D + d];
+        pooled[d] = sum / ids.length;
+      }
+      [x, head, bias] = [pooled, this.get("score.weight"), this.get("score.bias")];
+    }
+    return { logits: linear(x, head, bias), V: head.shape[0], kept };
+  }
+
+  /** The greedy answer of an encoder-decoder: ids, without start and end. */
+  answer(ids, swapped) {
+    const { start, end, answer_len: most } = this.config, written = [start];
+    const memory = this.run("encoder", ids, null, [], swapped);
+    const head = this.get("lm_head.weight") || this.get("model.embedding.weight");
+    const D = head.shape[1];
+    while (written.length <= most) {
+      const x = this.run("decoder", written, memory, [], swapped);
+      const logits = linear(x.subarray(x.length - D), head);
+      const best = logits.indexOf(logits.reduce((a, b) => Math.max(a, b)));
+      if (best === end) break;
+      written.push(best);
+    }
+    return written.slice(1);
+  }
+}
+
+/** Words between spaces, bytes, or byte-level BPE, as Hugging Face's tokenizers make them. */
+class Tokenizer {
+  constructor({ kind, vocab, merges, marks, unknown, regex }) {
+    const printable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+    let next = 256;
+    this.letters = Array.from({ length: 256 }, (_, byte) =>
+      String.fromCharCode(printable(byte) ? byte : next++));
+    this.bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
+    Object.assign(this, { kind, regex, unknown });
+    this.vocab = new Map(Object.entries(vocab));
+    this.marks = new Map(Object.entries(marks));
+    this.pieces = [];
+    for (const [piece, id] of [...this.vocab, ...this.marks]) this.pieces[id] = piece;
+    this.ranks = new Map(merges.map((pair, rank) => [pair.join(" "), rank]));
+  }
+
+  /** [{id, bytes}]: the tokens of a text, and the UTF-8 bytes that each stands for. */
+  encode(text) {
+    const utf8 = (part) => new TextEncoder().encode(part);
+    const names = [...this.marks.keys()].sort((a, b) => b.length - a.length)
+      .map((name) => name.replace(/[^\p{L}\p{N}]/gu, (letter) => `\\u{${letter.codePointAt().toString(16)}}`));
+    const parts = names.length ? text.split(new RegExp(`(${names.join("|")})`, "u")) : [text];
+    return parts.flatMap((part, place) => {
+      if (place % 2) return [{ id: this.marks.get(part), bytes: utf8(part) }];
+      if (this.kind === "word") {
+        const words = part.match(/\p{White_Space}*\P{White_Space}+(\p{White_Space}+$)?/gu) || [];
+        return words.map((word) => {
+          const id = this.vocab.get(word.replace(/\p{White_Space}/gu, ""));
+          return { id: id === undefined ? this.unknown : id, bytes: utf8(word) };
+        });
+      }
+      const pattern = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
+      const words = this.regex ? part.match(pattern) || [] : [part];
+      return words.flatMap((word) => this.merge([...utf8(word)].map((byte) => this.letters[byte])))
+        .map((piece) => ({
+          id: this.vocab.get(piece),
+          bytes: Uint8Array.from(piece, (letter) => this.bytes.get(letter)),
+        }));
+    });
+  }
+
+  /** Byte-level BPE: join the pair of the lowest rank, the leftmost first, while there is one. */
+  merge(pieces) {
+    while (this.ranks.size) {
+      let best = Infinity, at = -1;
+      for (let i = 0; i + 1 < pieces.length; i++) {
+        const rank = this.ranks.get(`${pieces[i]} ${pieces[i + 1]}`);
+        if (rank < best) [best, at] = [rank, i];
+      }
+      if (at < 0) break;
+      pieces.splice(at, 2, pieces[at] + pieces[at + 1]);
+    }
+    return pieces;
+  }
+
+  /** The text of some ids; `special` ones are left out. */
+  decode(ids, special = []) {
+    const kept = ids.filter((id) => !special.includes(id)).map((id) => this.pieces[id]);
+    if (this.kind === "word") return kept.join(" ");
+    const bytes = kept.flatMap((piece) => [...piece].map((letter) => this.bytes.get(letter)));
+    return new TextDecoder().decode(Uint8Array.from(bytes));
+  }
+}
+
+if (typeof module !== "undefined")
+  module.exports = { readTensors, Model, Tokenizer, logProbabilities };

@@ -1,0 +1,306 @@
+"""A page in which trained models run: their weights in float16, engine.js and play.js, no network.
+
+    play([run, ...], out) -> the page, written
+
+Runs with one tokenizer and kind of model share a text box. A model is described by its modules, so
+that what engine.js does not compute is refused here, by name.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jinja2 import Template
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from synthesizer_attention.attention.baselines import Convolution, Linformer, spec_of_mixer
+from synthesizer_attention.attention.layer import SyntheticAttention
+from synthesizer_attention.attention.registry import spec_of
+from synthesizer_attention.attention.synthesis import Grouped, Mixture, Rotary, Synthesis
+from synthesizer_attention.data.tokenizer import ends, fingerprint, load_tokenizer
+from synthesizer_attention.errors import UserError, printable
+from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
+from synthesizer_attention.models.layers import Layer, Stack
+from synthesizer_attention.report.page import policy
+from synthesizer_attention.report.style import css_variables
+from synthesizer_attention.run.files import write_text
+from synthesizer_attention.run.recipe import Recipe, differences
+from synthesizer_attention.run.recipe_keys import TASKS
+from synthesizer_attention.run.run import Run
+from synthesizer_attention.spec import parse_positions, parse_spec, variants
+from synthesizer_attention.tasks import Task, build_task
+from synthesizer_attention.training.build import unique_weights
+from synthesizer_attention.training.evaluate import on_device
+from synthesizer_attention.training.finish import best_device, load_model
+from synthesizer_attention.training.maps import look_at, mask_of
+
+HERE = Path(__file__).parent
+MEAN_TOKENS = 2**15  # of train text, at least, that the mean of a head is taken over
+EXAMPLES = 3  # texts of the test split that the page offers
+VARIED = ("synthesis:", "decoder_synthesis:")  # what runs side by side may differ in, unsaid
+
+Described = dict[str, Any]
+
+
+def play(paths: Sequence[Path], out: Path) -> Path:
+    """Write one page for some finished runs."""
+    groups: dict[str, Described] = {}
+    first: dict[str, Recipe] = {}
+    for path in paths:
+        run = Run(path)
+        recipe, model, tokenizer = run.recipe(), load_model(run), load_tokenizer(run.model)
+        config = model.config
+        prefix = recipe.data.prefix if recipe.task != "text_to_text" else ""
+        key = f"{config.kind} {recipe.task} {prefix} {fingerprint(tokenizer)} {config.id2label}"
+        entry = describe(model, recipe)  # refuses before any data is read
+        task = build_task(recipe, tokenizer_dir=run.model)
+        if key not in groups:
+            groups[key] = {
+                "title": f"{recipe.name}: {recipe.task.replace('_', ' ')}",
+                "kind": config.kind,
+                "prefix": prefix,
+                "continues": TASKS[recipe.task].shape == "stream",
+                "tokenizer": describe_tokenizer(tokenizer, str(run.model)),
+                "labels": list((config.id2label or {}).values()),
+                "examples": examples_of(task, prefix),
+                "models": [],
+            }
+            first[key] = recipe
+        means, count = mean_weights(model.to(best_device()), task)
+        result = run.result()
+        name = result["main_metric"]
+        entry |= {
+            "run": str(path),
+            "score": f"test {name} {result['metrics'][name]:.2f}",
+            "differs": [d for d in differences(first[key], recipe) if not d.startswith(VARIED)],
+            "mean_tokens": count,
+            "tensors": pack(unique_weights(model) | extra_tensors(model) | means, str(path)),
+        }
+        groups[key]["models"].append(entry)
+    write_text(out, page(list(groups.values())))
+    return out
+
+
+def page(groups: list[Described]) -> str:
+    """The whole page, under the content-security policy of the report."""
+    css, html, engine, shown = (
+        (HERE / name).read_text(encoding="utf-8")
+        for name in ("play.css", "play.html", "engine.js", "play.js")
+    )
+    style, script = f"\n{css_variables()}\n{css}", f"{engine}\n{shown}"
+    data = json.dumps(groups, ensure_ascii=True).replace("<", "\\u003c")
+    return Template(html).render(
+        policy=policy(style, script), style=style, models=data, script=script
+    )
+
+
+def describe(model: SynthesizerPreTrainedModel, recipe: Recipe | None = None) -> Described:
+    """What engine.js must know of a model beside its tensors."""
+    config = model.config
+    if config.universal:
+        raise UserError("play does not run universal models (model.universal); leave the run out")
+    if isinstance(config.window, str):
+        raise UserError(f"play knows windows of a number, not {config.window!r}; leave the run out")
+    longest = config.decoder_max_len
+    asked = recipe.evaluate.max_new_tokens if recipe else None
+    stacks = stacks_of(model)
+    return {
+        "label": recipe.synthesis if recipe else config.synthesis,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "config": {
+            "kind": config.kind,
+            "num_heads": config.num_heads,
+            "max_len": config.max_len,
+            "norm": config.norm,
+            "eps": 1e-5 if config.norm == "layer" else torch.finfo(torch.float32).eps,
+            "pre": config.norm_position == "pre",
+            "activation": config.activation,
+            "pooling": config.pooling,
+            "start": config.decoder_start_token_id,
+            "end": config.eos_token_id,
+            "answer_len": min(asked or longest, longest - 1),
+            "layers": {
+                name: [
+                    _layer(layer, name, f"model.{name}.layers.{n}")
+                    for n, layer in enumerate(stack.layers)
+                ]
+                for name, stack in stacks.items()
+            },
+        },
+    }
+
+
+def stacks_of(model: SynthesizerPreTrainedModel) -> dict[str, Stack]:
+    """The stacks of a model by name."""
+    kind = model.config.kind
+    names = ("encoder", "decoder") if kind == "encoder_decoder" else (kind,)
+    return {name: getattr(model.base_model, name) for name in names}
+
+
+def _layer(layer: Layer, stack: str, at: str) -> Described:
+    described: Described = {"at": at, "attention": None, "cross": None}
+    mixer, place = layer.attention, f"{at}.attention"
+    if isinstance(mixer, SyntheticAttention):
+        described["attention"] = {**_attention(mixer, place), "stack": stack}
+    elif isinstance(mixer, Convolution):
+        kind = {"kind": "convolution", "before": mixer.before}
+        described["attention"] = {**kind, "at": place, "label": mixer.name, "stack": stack}
+    elif isinstance(mixer, Linformer):
+        label = spec_of_mixer(mixer)
+        described["attention"] = {"kind": "linformer", "at": place, "label": label, "stack": stack}
+    if layer.cross is not None:
+        part = {"name": "dot", "at": f"{at}.cross.synthesis"}
+        heads = layer.cross.size.num_heads
+        group = {"heads": heads, "biased": False, "mix": None, "parts": [part]}
+        cross = {"kind": "attention", "at": f"{at}.cross", "label": "cross-attention: dot"}
+        described["cross"] = {**cross, "stack": stack, "groups": [group], "causal": False}
+    return described
+
+
+def _attention(mixer: SyntheticAttention, at: str) -> Described:
+    """A layer's groups of heads, and the parts of their mixtures, each by name and place."""
+    synthesis, place = mixer.synthesis, f"{at}.synthesis"
+    members: list[tuple[str, Synthesis, int]] = [(place, synthesis, mixer.size.num_heads)]
+    if isinstance(synthesis, Grouped):
+        each = zip(synthesis.groups, synthesis.heads, strict=True)
+        members = [(f"{place}.groups.{n}", group, heads) for n, (group, heads) in enumerate(each)]
+    groups, rotary = [], None
+    for where, group, heads in members:
+        mixed = isinstance(group, Mixture)
+        parts = [(where, group)]
+        if isinstance(group, Mixture):
+            parts = [(f"{where}.parts.{n}", part) for n, part in enumerate(group.parts)]
+        named = []
+        for there, part in parts:
+            name = parse_spec(spec_of(part))[0].name
+            if variants()[name].module:
+                raise UserError(
+                    f"play does not run the synthesis {name!r} of {variants()[name].module}; "
+                    "leave the run out"
+                )
+            turned: Rotary | None = getattr(part, "rotary", None)
+            if turned is not None:
+                rotary = {"base": turned.options.base, "width": turned.width}
+            named.append({"name": name, "at": there})
+        mix = f"{where}.mix" if mixed else None
+        groups.append({"heads": heads, "biased": group.biased, "mix": mix, "parts": named})
+    return {
+        "kind": "attention",
+        "at": at,
+        "label": spec_of(synthesis),
+        "groups": groups,
+        "causal": mixer.causal,
+        "window": mixer.window,
+        "rotary": rotary,
+    }
+
+
+def extra_tensors(model: SynthesizerPreTrainedModel) -> dict[str, Tensor]:
+    """Positions as tables: added to embeddings (N, D), and to logits by distance (H, 2N - 1)."""
+    tensors: dict[str, Tensor] = {}
+    kinds = parse_positions(model.config.positions)
+    for name, stack in stacks_of(model).items():
+        size, device = stack.shape.max_len, model.device
+        places, zero = torch.arange(size, device=device), torch.zeros(1, device=device)
+        with torch.no_grad():
+            if kinds.added != "none":
+                nothing = torch.zeros(size, model.config.d_model, device=device)
+                tensors[f"added.{name}"] = stack.positions(nothing, places)
+            far = torch.arange(1 - size, size, device=device)
+            biases = []
+            if stack.relative is not None:
+                biases.append(stack.relative(zero.long(), far)[0, :, 0])
+            if stack.alibi is not None:
+                biases.append(stack.alibi(zero.long(), far, torch.float32)[0, :, 0])
+            if biases:
+                tensors[f"bias.{name}"] = torch.stack(biases).sum(0)
+    return tensors
+
+
+def mean_weights(model: SynthesizerPreTrainedModel, task: Task) -> tuple[dict[str, Tensor], int]:
+    """The mean attention (H, N, N) of every layer whose logits read tokens, and of how many."""
+    stacks, sums, count = stacks_of(model), dict[str, Tensor](), 0
+    for batch in task.train_batches():
+        inputs = on_device(batch, model)
+        for name, layers in look_at(model, inputs).items():
+            real = mask_of(model, name, inputs).float()
+            for index, weights in layers:
+                mixer = stacks[name].layers[index].attention
+                assert isinstance(mixer, SyntheticAttention)
+                if not mixer.synthesis.depends_on_input:
+                    continue  # its map is the same for every text
+                at, size = f"mean.model.{name}.layers.{index}.attention", weights.shape[-1]
+                longest = stacks[name].shape.max_len
+                total = sums.setdefault(at, torch.zeros(weights.shape[1], longest, longest))
+                total[:, :size, :size] += torch.einsum("bhts,bt->hts", weights, real).cpu()
+        count += batch.num_tokens
+        if count >= MEAN_TOKENS:
+            break
+    return {
+        at: total / total.sum(-1, keepdim=True).clamp(min=1e-9) for at, total in sums.items()
+    }, count
+
+
+def examples_of(task: Task, prefix: str) -> list[str]:
+    """The first texts of the test split; of a stream the first half of a window."""
+    batch = next(iter(task.batches("test")))
+    rows = batch.inputs["input_ids"][:EXAMPLES].tolist()
+    if task.kind == "decoder":
+        rows = [row[: max(2, len(row) // 2)] for row in rows]
+    texts = task.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [printable(text.removeprefix(prefix), lines=True) for text in texts]
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerFast, origin: str) -> Described:
+    """What engine.js tokenizes by: bytes, byte-level BPE, or words between spaces."""
+    shape: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    model, before = shape["model"], shape["pre_tokenizer"] or {}
+    words = model["type"] == "WordLevel" and before.get("type") == "WhitespaceSplit"
+    pieces = model["type"] == "BPE" and before.get("type") == "ByteLevel"
+    odd = [key for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                           "ignore_merges") if model.get(key)]  # fmt: skip
+    if shape["normalizer"] or not (words or pieces) or odd or before.get("add_prefix_space"):
+        kind = f"{model['type']} after {before.get('type') or 'nothing'}"
+        raise UserError(
+            f"play does not run the tokenizer of {origin} ({kind}); expected bytes, words between "
+            "spaces or byte-level BPE, without normalizer"
+        )
+    added = {
+        token["content"]: token["id"]
+        for token in shape["added_tokens"]
+        if not (token["special"] and tokenizer.split_special_tokens)
+    }
+    opening, closing = ends(tokenizer)
+    return {
+        "kind": "word" if words else "bytes",
+        "vocab": model["vocab"],
+        "merges": [
+            pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", [])
+        ],
+        "marks": added,
+        "unknown": tokenizer.unk_token_id,
+        "regex": bool(before.get("use_regex")),
+        "opening": opening,
+        "closing": closing,
+        "special": sorted(set(tokenizer.all_special_ids)),
+    }
+
+
+def pack(tensors: dict[str, Tensor], origin: str, dtype: str = "float16") -> Described:
+    """Tensors as engine.js reads them: shape, type and base64."""
+    packed = {}
+    for name, tensor in tensors.items():
+        values: NDArray[Any] = tensor.detach().float().cpu().numpy()
+        with np.errstate(over="ignore"):
+            kept = values.astype(dtype)
+        if not np.isfinite(kept).all():
+            raise UserError(f"{origin}: {name} has values that float16 does not hold; leave it out")
+        data = b64encode(np.ascontiguousarray(kept).tobytes()).decode()
+        packed[name] = {"shape": list(values.shape), "dtype": dtype, "data": data}
+    return packed
