@@ -535,8 +535,8 @@ def words_again(dot, rows, margin, primary, width):
 
     found = [one_row(place) for place in range(many)]
     words = ["undecided"] * many
-    first = np.full(many, 0.5 / (many - 1))
-    first[primary] = 0.5
+    first = np.full(many, 0.3 / (many - 1))
+    first[primary] = 0.7
     # lower ends: nodes 0..many-1 are "no worse", the rest "better"
     weights = np.concatenate([first, np.zeros(many)])
     moves = np.zeros((2 * many, 2 * many))

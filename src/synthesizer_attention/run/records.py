@@ -239,7 +239,7 @@ class Study(Record):
     command: str | None = None
     recipe: str | None = None
     rule: str | None = None  # that its verdicts follow; older studies have none
-    primary: str | None = None  # label of the row that has half of the level first
+    primary: str | None = None  # label of the row that has most of the level first
     margin: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     match: Match | None = None
     tune: Count | None = None

@@ -72,7 +72,7 @@ class Rule:
 HOLM = Rule("holm")
 RULE = Rule(
     "graph",
-    primary=0.5,
+    primary=0.7,
     passed_on=0.8,
     spending=(0.05, 0.15, 0.3, 0.5),
     prior=((4, 2), (8, 3)),

@@ -11,7 +11,7 @@ Two rules. study.json names the one its seeds were planned by; a study without a
 
     holm    equal shares; a row hands its share on once it is better, or worse; looks have the
             shares of their seeds; row and dot have the same seeds; the rule of three is added
-    graph   the primary row begins with half of the level; a row that is no worse hands 0.8 of its
+    graph   the primary row begins with 0.7 of the level; a row that is no worse hands 0.8 of its
             share to the others; dot has more seeds, n sqrt(rows); spreads are moderated: the mean
             variance of dot and the rows near it counts as two or three further degrees of freedom
             of each row, but not of the primary; the rule of three is added only where almost no
