@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,6 +160,13 @@ def test_cut_splits_are_disjoint_never_empty_and_leave_train(count, share):
     # the order of the hashes decides
     in_order = [split for _, split in sorted(zip(map(hash_text, keys), cut, strict=False))]
     assert in_order == sorted(in_order, key=lambda split: split or 3)
+
+
+def test_each_split_may_have_a_share_of_its_own():
+    hashes = b"".join(hash_text(str(number)) for number in range(200))
+    cut = cut_splits(hashes, ["validation", "test"], {"validation": 0.1, "test": 0.25})
+    assert np.bincount(cut).tolist() == [130, 20, 50]
+    assert ((cut == 1) == (cut_splits(hashes, ["validation", "test"], 0.1) == 1)).all()
 
 
 def test_the_cut_follows_content_not_order():

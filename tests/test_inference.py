@@ -11,10 +11,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from studies import Here, conducted
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.run.recipe import list_settings, load_recipe
+from synthesizer_attention.run.recipe import change, list_settings, load_recipe
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.guess import infer_recipe, is_data
 from synthesizer_attention.study.plan import draw_up
@@ -435,12 +436,33 @@ assert plan.shared.data.columns == task.report["columns"]  # prepare infers noth
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("rows", "share"), [(300, 0.1), (6000, 0.083), (12_000, 0.05)])
-def test_a_small_file_holds_out_enough_to_measure_on(tmp_path, rows, share):
+@pytest.mark.parametrize(
+    ("rows", "validation", "test"), [(300, 0.1, 0.25), (10_000, 0.05, 0.25), (40_000, 0.013, 0.095)]
+)
+def test_a_file_holds_out_as_many_rows_as_its_margin_needs(tmp_path, rows, validation, test):
+    """Ten thousand labelled rows had 500 for test, on which hardly a row can be decided."""
     found, recipe = guess(reviews(tmp_path / "reviews.csv", rows))
-    assert recipe.data.holdout == share
-    said = f"held out: {share:.0%} of the rows for each split cut" in found.reasons
-    assert said == (share > 0.05)
+    assert recipe.data.holdout == {"validation": validation, "test": test}
+    (said,) = [line for line in found.reasons if line.startswith("held out: ")]
+    counts = [f"about {share * rows:,.0f} rows" for share in (validation, test)]
+    assert said.startswith(f"held out: {counts[0]} for validation and {counts[1]} for test (3,800")
+    assert ("fewer decide less" in said) == (rows < 15_200)
+    mine = {"data.holdout": "0.1"}
+    assert not any(key.startswith("data.holdout") for key in guess(
+        tmp_path / "reviews.csv", given=mine)[0].settings)  # fmt: skip
+    book(tmp_path / "book.txt")  # a text's words say more of a row than a label does
+    assert guess(tmp_path / "book.txt")[1].data.holdout["test"] == 0.25
+
+
+def test_the_first_rows_held_out_from_a_sorted_file_are_a_sample(tmp_path):
+    _, recipe = guess(reviews(tmp_path / "reviews.csv", 600))
+    task = build_task(change(recipe, ["evaluate.limit=30"]))
+    seen = torch.cat([batch.inputs["labels"] for batch in task.batches("validation")])
+    assert len(seen) == 30
+    assert 8 <= seen.sum() <= 22
+    again = build_task(change(recipe, ["evaluate.limit=10"]))
+    first = torch.cat([batch.inputs["labels"] for batch in again.batches("validation")])
+    assert torch.equal(first, seen[:10])
 
 
 def test_a_word_that_is_no_file_is_a_recipe():

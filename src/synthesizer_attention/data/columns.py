@@ -267,27 +267,38 @@ def infer_labels(values: Iterable[str], column: str) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=int if numeric else None))
 
 
-def cut_splits(hashes: bytes | bytearray, missing: list[str], share: float) -> NDArray[np.int64]:
+def cut_splits(
+    hashes: bytes | bytearray, missing: list[str], share: float | Mapping[str, float]
+) -> NDArray[np.int64]:
     """The split of each example, 0 for train and n for the n-th missing one, cut from train.
 
     Splits are cut in the order of the examples' hashes, end to end in `hashes`; equal ones stay
     together. Adding rows moves few others, and an input that occurs twice is never in two splits.
     """
-    high, low = np.array(memoryview(hashes)).view(">u8").reshape(-1, HASH // 8).T.astype(np.uint64)
-    order = np.lexsort((low, high))
-    high, low = high[order], low[order]
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    ranks = np.empty(len(order), dtype=np.int64)  # of each hash among the different ones in order
-    ranks[order] = np.cumsum(begins) - 1
+    ranks = rank_hashes(hashes)
     different = int(ranks.max(initial=-1)) + 1
     if different <= len(missing):
         raise UserError(
             f"train has {different} different examples, too few to cut {' and '.join(missing)} "
             "from it; give those files"
         )
-    size = min(max(1, round(share * different)), (different - 1) // len(missing))
-    return np.where(ranks < size * len(missing), 1 + ranks // size, 0)
+    shares = [share[split] if isinstance(share, Mapping) else share for split in missing]
+    most = (different - 1) // len(missing)
+    ends = np.cumsum([min(max(1, round(part * different)), most) for part in shares])
+    place = 1 + np.searchsorted(ends, ranks, side="right")
+    return np.where(ranks < ends[-1], place, 0)
+
+
+def rank_hashes(hashes: bytes | bytearray) -> NDArray[np.int64]:
+    """The place of each hash among the different ones in order: a random order, always the same."""
+    high, low = np.array(memoryview(hashes)).view(">u8").reshape(-1, HASH // 8).T.astype(np.uint64)
+    order = np.lexsort((low, high))
+    high, low = high[order], low[order]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.cumsum(begins) - 1
+    return ranks
 
 
 def hash_text(text: str) -> bytes:

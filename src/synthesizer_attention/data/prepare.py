@@ -28,6 +28,7 @@ from synthesizer_attention.data.columns import (
     draw,
     hash_text,
     infer_columns,
+    rank_hashes,
     read_rows,
 )
 from synthesizer_attention.data.files import Row
@@ -78,6 +79,12 @@ class Examples:
         self._tables = {
             split: table.take(homes == number) for number, split in enumerate(("train", *missing))
         }
+        if isinstance(data.holdout, dict):  # the first of them are a sample of a sorted file
+            ranks = rank_hashes(hashes)
+            for number, split in enumerate(missing, start=1):
+                cut = [fields for chunk in self._tables[split].chunks() for fields in chunk]
+                order = np.argsort(ranks[homes == number], kind="stable")
+                self._tables[split] = Table.of(cut[place] for place in order)
         by = {"splits": missing, "share": data.holdout, "by": "hash of the input"}
         self.report["cut_from_train"] = by
 

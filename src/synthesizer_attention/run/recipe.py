@@ -383,7 +383,10 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
             "[data]: a text_to_text mixture is made of data.tasks, not of files; "
             "set data.tasks and drop data.train"
         )
-    if data.holdout == 0 and data.train and not data.test:
+    shares = data.holdout if isinstance(data.holdout, dict) else {}
+    if shares and shares.keys() != {"validation", "test"}:
+        yield f"[data]: holdout has a share of {', '.join(shares)} alone; give validation and test"
+    if shares.get("test", data.holdout) == 0 and data.train and not data.test:
         yield (
             "[data]: holdout is 0 and test is missing; "
             "give data.test or let holdout cut it from train"

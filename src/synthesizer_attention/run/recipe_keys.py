@@ -130,8 +130,8 @@ class Data(Part):
     """Read train block by block instead of at once."""
     sample: Positive = 4096
     """With streaming: documents for the tokenizer and the held-out splits."""
-    holdout: Share = 0.05
-    """Share of train that becomes each missing split."""
+    holdout: Share | dict[str, Share] = 0.05
+    """Share of train that becomes each missing split; or {validation, test}, in random order."""
     skip_bad: bool = False
     """Skip rows that cannot be read, and count them, instead of stopping."""
     overlong: Literal["truncate", "drop", "error"] = "truncate"

@@ -152,7 +152,8 @@ class TextToText(PairTask):
 
         Prompts that are equal, and those about one paragraph, stay on one side of the cut.
         """
-        share = self._recipe.data.holdout
+        held_out = self._recipe.data.holdout
+        share = held_out["validation"] if isinstance(held_out, dict) else held_out
         for number, name in enumerate(self._recipe.data.tasks):
             member = self._members[name]
             rows = self._rows_of(name, member.held_out[0], "train", report)
