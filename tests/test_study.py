@@ -28,6 +28,7 @@ from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.compare import list_commands
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.rows import Asked
+from synthesizer_attention.study.search import settle
 from synthesizer_attention.study.tune import TRIAL_SEEDS, settings_of
 from synthesizer_attention.study.worker import at_width, count, match_width
 from synthesizer_attention.tasks import build_task
@@ -162,7 +163,7 @@ def test_the_listed_commands_make_the_runs_of_the_comparison(asked):
             assert made == plan.recipe(row, seed)
             assert Path(words[words.index("--out") + 1]) == plan.path(row, seed)
     paths = {plan.path(row, seed) for row in plan.rows for seed in plan.seeds}
-    assert len(paths) == 22  # a quick look has no A/A row
+    assert len(paths) == 10  # a quick look has five rows
 
 
 def test_a_list_of_commands_cannot_know_what_is_chosen_later(asked):
@@ -200,9 +201,9 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(fini
     asked, plan, said = finished
     search = "search: 3 trials per variant, the best 2 of each again under a second seed"
     assert any(line.startswith(search) for line in said)
-    assert any("for these trials (20 runs left, 1 worker" in line for line in said)
+    assert any("for these trials (25 runs left, 1 worker" in line for line in said)
     study = study_of(asked)
-    assert study["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS]}
+    assert study["search"] == {"repeated": 2, "seeds": [*TRIAL_SEEDS], "every_row": True}
     assert study["rule"] == "graph"
     for row, record in zip(plan.rows, study["rows"], strict=True):
         scores = {}
@@ -211,12 +212,17 @@ def test_the_best_trials_of_each_row_are_trained_again_and_the_mean_chooses(fini
             assert run.recipe().seed == trial["seed"]
             assert run.result()["split"] == "validation"
             assert run.result()["metrics"]["bits_per_byte"] == pytest.approx(trial["validation"])
-            scores.setdefault(tuple(trial["changes"]), []).append(trial["validation"])
-        first = sorted(scores, key=lambda changes: scores[changes][0])
-        assert [len(scores[changes]) for changes in first] == [2, 2, 1]
-        chosen = min(first[:2], key=lambda changes: sum(scores[changes]))
-        train = Run(plan.path(row, 1)).recipe().train
-        assert chosen == (f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}")
+            setting = run.recipe().model.positions, *trial["changes"]
+            scores.setdefault(setting, []).append(trial["validation"])
+        for kind in {positions for positions, *_ in scores}:
+            first = sorted((s for s in scores if s[0] == kind), key=lambda one: scores[one][0])
+            assert [len(scores[one]) for one in first] == [2, 2, 1]
+        twice = [one for one in scores if len(scores[one]) == 2]
+        chosen = min(twice, key=lambda one: sum(scores[one]))
+        recipe = Run(plan.path(row, 1)).recipe()
+        train = recipe.train
+        rates = f"train.lr={train.lr:.3g}", f"train.table_rate={train.table_rate:.3g}"
+        assert chosen == (recipe.model.positions, *rates)
         assert Run(plan.path(row, 1)).result()["split"] == "test"
 
 
@@ -246,7 +252,7 @@ def test_a_record_without_its_trials_goes_on_and_a_damaged_one_does_not(searched
     shutil.rmtree(searched.out / "trials")
     conducted(searched)
     said = capsys.readouterr().out
-    assert "12 of the trials are known from study.json" in said
+    assert "15 of the trials are known from study.json" in said
     assert f"{len(record['rows'])} of {len(record['rows'])} runs finished already" in said
     assert not (searched.out / "trials").exists()
     assert study_of(searched) == record
@@ -284,7 +290,7 @@ def test_a_study_that_began_with_one_search_seed_goes_on_with_it(searched):
     later = conducted(replace(searched, tune=None))
     assert (later.repeated, later.asked.trials) == (0, 3)
     assert not list(searched.out.glob("trials/*/*-again"))
-    assert study_of(searched)["search"] == {"repeated": 0, "seeds": [0]}
+    assert study_of(searched)["search"] == {"repeated": 0, "seeds": [0], "every_row": False}
 
 
 def test_rows_can_be_judged_against_another_row(searched):
@@ -310,12 +316,79 @@ def test_every_kind_of_positions_is_searched_as_any_other_row_is(asked):
         "random",
         f"dot, {RELATIVE}",
         f"dot, {ROTARY}",
+        f"random, {RELATIVE}",  # rotary positions turn queries, which it has none of
     ]
     settings = [settings_of(plan.shared, number) for number in range(4)]
     tried = [[plan.recipe(row, 0, one) for one in settings] for row in plan.rows]
     rates = [[(recipe.train.lr, recipe.train.table_rate) for recipe in row] for row in tried]
-    assert rates == [rates[0]] * 4
-    assert [row[0].model.positions for row in tried[2:]] == [RELATIVE, ROTARY]
+    assert rates == [rates[0]] * 5
+    assert [row[0].model.positions for row in tried[2:]] == [RELATIVE, ROTARY, RELATIVE]
+
+
+def test_mixtures_take_dots_settings_and_the_best_row_without_dot_is_primary(asked):
+    specs = ("dot", "none", "random", "dense", "random+dot", "dense+dot@model.positions=rotary")
+    plan = draw_up(replace(asked, opponent="auto", tune=2, syntheses=specs))
+    reached = {f"dot, {ROTARY}": 1.0, f"random, {RELATIVE}": 2.0, "none": 0.5, "random+dot": 0.5}
+    plan.rows = tuple(
+        replace(
+            row,
+            trials=(
+                {
+                    "run": f"trials/{row.folder}/trial1",
+                    "changes": [],
+                    "validation": reached.get(row.label, 3.0),
+                    "higher_is_better": False,
+                },
+            ),
+        )
+        for row in plan.rows
+    )
+    said = []
+    settle(plan, said.append)
+    assert plan.opponent["label"] == f"dot, {ROTARY}"
+    positions = {row.label: plan.recipe(row, 1).model.positions for row in plan.rows}
+    assert positions == {
+        "dot": "sinusoidal",
+        "none": "sinusoidal",
+        "random": RELATIVE,
+        "dense": "sinusoidal",
+        "random+dot": ROTARY,
+        "dense+dot, rotary": "rotary",
+        f"dot, {ROTARY}": ROTARY,
+    }
+    notes = {row.label: row.note for row in plan.rows}
+    assert notes["random+dot"] == f"{ROTARY}, as dot, {ROTARY}"
+    assert notes["random"] == f"{RELATIVE}, chosen on validation"
+    assert plan.primary == "random"
+    assert "primary row: random, without dot product and best on validation" in said[-1]
+
+
+def test_the_primary_row_and_dots_seeds_are_planned_once(asked):
+    asked = replace(asked, syntheses=("dot", "random", "dense", "none", "random+dot"), seeds=3)
+    plan = begin(asked, 3)
+    assert plan.primary == study_of(asked)["primary"] == "random", "the first without dot"
+    seeds = {row.label: plan.seeds_of(row) for row in plan.rows}
+    assert seeds.pop("dot") == (1, 2, 3, 4, 5, 6)
+    assert {*seeds.values()} == {(1, 2, 3)}
+    assert [seed for row, seed in plan.runs if row.label == "dot"] == [1, 2, 3, 4, 5, 6]
+    lightconv = replace(asked, syntheses=(*asked.syntheses, "lightconv", "factorized_random"))
+    for later in (planned(asked), planned(lightconv)):
+        assert later.primary == "random"
+        assert later.seeds_of(later.rows[0]) == (1, 2, 3, 4, 5, 6)
+    with pytest.raises(
+        UserError, match=r"the primary row random .*; --primary dense would be chos"
+    ):
+        draw_up(replace(asked, primary="dense"))
+    with pytest.raises(
+        UserError, match=r"--primary linear is not a row .* choose from random, den"
+    ):
+        draw_up(replace(asked, primary="linear"))
+    fresh = replace(asked, out=asked.out.parent / "fresh", primary="D")
+    assert planned(fresh).primary == "dense"
+    rewrite(asked, lambda study: study.update(rule="holm", primary=None))
+    rewrite(asked, lambda study: study["rows"][0].update(runs=study["rows"][0]["runs"][:3]))
+    old = planned(asked)
+    assert (old.primary, {old.seeds_of(row) for row in old.rows}) == (None, {(1, 2, 3)})
 
 
 def test_controls_have_the_opponents_settings(asked):
@@ -332,10 +405,11 @@ def test_controls_have_the_opponents_settings(asked):
 
 
 def test_without_a_search_all_candidates_are_rows_and_the_report_chooses(asked, monkeypatch):
-    plan = planned(replace(asked, opponent="auto", quick=True, tune=None))
+    plan = planned(replace(asked, opponent="auto", lists_commands=True, tune=None))
     dots = [row.label for row in plan.rows if row.candidate]
     assert dots == ["dot", f"dot, {RELATIVE}", f"dot, {ROTARY}"]
     assert plan.opponent["label"] is None
+    assert {plan.seeds_of(row) for row in plan.rows} == {(1,)}, "no dot has more seeds"
     assert plan.asked.trials == 0
     monkeypatch.setattr("synthesizer_attention.study.compare.open_pool", here)
     assert list_commands(replace(asked, opponent="auto", tune=None), print)
@@ -351,6 +425,7 @@ def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_furthe
 
     def judged(dot, rows, **how):
         words = next(said)
+        assert how["primary"] == "random"
         assert [row.label for row in rows] == ["random", "none"]
         return [
             SimpleNamespace(label=row.label, word=w) for row, w in zip(rows, words, strict=True)
@@ -359,19 +434,19 @@ def test_seeds_are_added_at_planned_looks_and_decided_rows_are_trained_no_furthe
     monkeypatch.setattr("synthesizer_attention.study.compare.judge", judged)
     conducted(asked)
     printed = capsys.readouterr().out
-    told = "With 3 seeds and 2 rows, a row equal to dot is decided in "
-    assert printed.index(told) < printed.index("[0/9]"), "before they are run"
+    told = "With 3 seeds and 2 rows (dot has 4 seeds), a row equal to dot is decided in "
+    assert printed.index(told) < printed.index("[0/10]"), "before they are run"
     study = study_of(asked)
     assert study["looks"] == {"planned": [3, 5, 8, 12], "taken": [3, 5]}
     runs = {row["label"]: len(row["runs"]) for row in study["rows"]}
-    assert runs == {"dot": 5, "random": 3, "none": 5}
+    assert runs == {"dot": 7, "random": 3, "none": 5}
     with pytest.raises(UserError, match="--until-decided looks at 3, 5, 8, 12 seeds; leave out"):
         draw_up(replace(asked, seeds=4))
 
 
 def begin(asked, seeds):
     """A study that was killed once so many seeds of every row were finished."""
-    plan = draw_up(asked)
+    plan = planned(asked)
     plan.out.mkdir(exist_ok=True)
     plan.write()
     for row in plan.rows:
@@ -440,10 +515,15 @@ def test_a_changed_recipe_goes_elsewhere_and_never_into_the_same_directory(asked
 
 
 def test_a_quick_look_says_what_it_leaves_out(asked):
-    plan = draw_up(replace(asked, quick=True, seeds=None))
-    assert plan.seeds == (1,)
+    plan = planned(replace(asked, quick=True, seeds=None, opponent="auto", tune=None))
+    assert [row.spec for row in plan.rows] == ["dot", "random", "dense", "random+dot", "none"]
+    assert [len(plan.seeds_of(row)) for row in plan.rows] == [6, 3, 3, 3, 3]
+    assert {plan.recipe(row, 1).model.positions for row in plan.rows} == {RELATIVE}
+    assert plan.opponent["label"] == "dot"
     assert plan.shared.train.steps == 2
-    assert plan.words[0] == "quick: one seed, 2 steps where the recipe has 12; no verdict"
+    assert plan.words[0].startswith(
+        f"quick: 5 rows, 2 steps where the recipe has 12, all with {RELATIVE} positions;"
+    )
 
 
 def test_it_is_said_for_which_row_the_rates_were_chosen(asked):

@@ -287,7 +287,8 @@ def compare(
         ),
     ] = "auto",
     seeds: Annotated[
-        int | None, number("Train N seeds per variant; by default 3.", most=1000)
+        int | None,
+        number("Train N seeds per variant, and dot with more; by default 3.", most=333),
     ] = None,
     jobs: Annotated[
         str | None,
@@ -326,7 +327,7 @@ def compare(
         ),
     ] = None,
     quick: Annotated[
-        bool, flag("--quick", "Train one seed for a fifth of the steps; give no verdict.")
+        bool, flag("--quick", "Train five rows for a fifth of the steps, without a search.")
     ] = False,
     baselines: Annotated[
         bool, flag("--baselines", "Also train lightconv, dynamicconv, linformer, Universal.")
@@ -358,6 +359,14 @@ def compare(
         list[str],
         typer.Option(metavar="ROW", help="Also compare all rows with this one. Repeatable."),
     ] = NONE,
+    primary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW",
+            help="Judge this row first, with half of the error rate; by default the best row "
+            "without dot product on validation.",
+        ),
+    ] = None,
     plan: Annotated[bool, flag("--plan", "Print one train command per run; run nothing.")] = False,
     track: Track = None,
     overrides: Overrides = NONE,

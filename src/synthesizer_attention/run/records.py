@@ -171,6 +171,7 @@ class Search(Part):
 
     repeated: Count = 0
     seeds: list[Count] = []
+    every_row: bool = False  # positions of all rows were searched, not of dot alone
 
 
 class StudyRow(Part):

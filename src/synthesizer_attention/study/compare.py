@@ -16,7 +16,7 @@ from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.live import Job, jobs_of, perform
 from synthesizer_attention.study.plan import Plan, draw_up
 from synthesizer_attention.study.rows import AGAIN, Asked, Row
-from synthesizer_attention.study.search import fit_to_data, search, settle
+from synthesizer_attention.study.search import choose_positions, fit_to_data, search, settle
 from synthesizer_attention.study.stats import Measured, is_open, judge, power_sentence
 from synthesizer_attention.study.workers import Say, WorkerPool, ask, open_pool, parse_jobs
 
@@ -37,6 +37,9 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         fit_to_data(plan, pool, say, plain)
         fit_widths(plan, pool, say)
         search(plan, pool, say, plain)
+        choose_positions(plan, say)
+        fit_widths(plan, pool, say)
+        search(plan, pool, say, plain, following=True)
         settle(plan, say)
         fit_widths(plan, pool, say)
         _say_power(plan, say)
@@ -67,7 +70,7 @@ def _say_power(plan: Plan, say: Say) -> None:
     seeds = sorted({len(plan.seeds), *(plan.looks.planned if plan.looks else ())})
     if len(plan.seeds) >= FEWEST_SEEDS and len(judged) > tables:
         rows = round(len(judged) / tables) - 1
-        say(power_sentence(seeds, sd=None, margin=1.0, rows=max(rows, 1)))
+        say(power_sentence(seeds, sd=None, margin=1.0, rows=max(rows, 1), rule=plan.rule))
 
 
 def list_commands(asked: Asked, say: Say) -> list[str]:
@@ -92,9 +95,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     return [
         plan.command(row, seed, pretraining=stage)
         for stage in ((True, False) if asked.pretrain else (False,))
-        for seed in plan.seeds
-        for row in plan.rows
-        if row.left_out is None and seed in plan.seeds_of(row)
+        for row, seed in plan.runs
     ]
 
 
@@ -121,8 +122,9 @@ def _fit_width(plan: Plan, row: Row, pool: WorkerPool, say: Say) -> Row:
     row = replace(row, sized=True)
     if like is None:
         return row
-    note = f"d_ff {found['d_ff']}: as large as {row.like} ({found['off']:+,.0f} {measure})"
-    say(f"{row.label}: {note}")
+    size = f"d_ff {found['d_ff']}: as large as {row.like} ({found['off']:+,.0f} {measure})"
+    say(f"{row.label}: {size}")
+    note = "; ".join(filter(None, [row.note, size]))
     return row.with_settings({"model.d_ff": str(found["d_ff"])}, note=note)
 
 
@@ -154,6 +156,8 @@ def look_further(plan: Plan, say: Say) -> bool:
         margin=plan.asked.margin,
         looks=plan.looks,
         rule=plan.rule,
+        primary=plan.primary,
+        again=rows.get(AGAIN) if plan.rule.most_dot_seeds > 1 else None,
     )
     undecided = [one.label for one in found if is_open(one.word)]
     say(f"{len(plan.seeds)} seeds: {len(found) - len(undecided)} of {len(found)} rows are decided")

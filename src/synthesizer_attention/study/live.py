@@ -54,16 +54,14 @@ class Job:
 
 
 def jobs_of(plan: Plan, *, pretraining: bool = False) -> list[Job]:
-    """All runs, seed by seed, so that whole tables come early; or those that they start from."""
+    """All runs, or those that they start from."""
     return [
         Job(
-            number,
+            plan.rows.index(row),
             plan.recipe(row, seed, pretraining=pretraining),
             plan.path(row, seed, pretraining=pretraining),
         )
-        for seed in plan.seeds
-        for number, row in enumerate(plan.rows)
-        if row.left_out is None and seed in plan.seeds_of(row)
+        for row, seed in plan.runs
     ]
 
 
@@ -110,7 +108,7 @@ def perform(
     whole = f"{clock(seconds * math.ceil(more / size))} {STAGES[split]}"
     say(f"about {whole} ({runs} left, {workers} {pool.place}); runs go to {plan.out}")
     plan.write()
-    rows = {  # but for those of other rungs
+    rows = {  # those of other rungs, or searched at another time, are not shown
         number: RowStatus(
             row.label,
             sum(job.row == number for job in jobs) + coming.get(number, 0),
@@ -118,7 +116,7 @@ def perform(
             finished.get(number, []),
         )
         for number, row in enumerate(plan.rows)
-        if not row.rung or number in finished
+        if number in finished or (row.left_out is not None and not row.rung)
     }
     shows = LiveTable if sys.stdout.isatty() and not plain else StatusLines
     status = shows([*rows.values()], size, recipe.train.steps, split)

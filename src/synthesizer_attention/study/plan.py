@@ -31,14 +31,17 @@ from synthesizer_attention.spec import import_modules, normalize_spec, parse_pos
 from synthesizer_attention.study.evidence import FEWEST_SEEDS, RULE, Rule
 from synthesizer_attention.study.guess import Guess, infer_recipe, is_data
 from synthesizer_attention.study.rows import (
+    AGAIN,
     FOUND,
     MATCHES,
     PRETRAIN,
+    QUICK_ROWS,
     Asked,
     Row,
     again,
     rows_of,
     size_control,
+    with_positions,
 )
 from synthesizer_attention.study.stats import LEVEL, PLANNED, Looks, rule_of
 from synthesizer_attention.study.tune import REPEATED, TRIAL_SEEDS
@@ -47,6 +50,7 @@ from synthesizer_attention.study.workers import parse_jobs
 QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
+MOST_ROWS = 1000  # more get dot no further seeds
 PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 
@@ -66,11 +70,16 @@ class Plan:
     errors: dict[str, str] = field(default_factory=dict)  # by label
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
     rule: Rule = RULE  # of the verdicts
+    primary: str | None = None  # label of the row that is judged first
+    keeps_primary: bool = False  # as it is, None included: verdicts may have been seen
+    dot_seeds: int | None = None  # of the opponent, where verdicts were seen; None: by the rule
     looks: Looks | None = None
     guessed: Guess | None = None  # where the recipe was inferred from data
     pretrain: tuple[BaseRecipe, Settings] | None = None  # what makes the run that a run starts from
     before: Recipe | None = None  # `shared` as it was inferred, once something was measured
     measured: tuple[dict[str, Any], ...] = ()  # settings that trials on validation chose
+    searches_every_row: bool = True  # or dot's positions alone, as studies once began
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)  # earlier trials, by their runs
     repeated: int = REPEATED  # trials of a row that get a second seed; 0: as studies once began
     identities: dict[str, str] = field(default_factory=dict)  # of the data, by their settings
 
@@ -82,8 +91,22 @@ class Plan:
         return base.make(settings, row.spec)
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
-        """The study's seeds that a row is trained with."""
-        return self.seeds if row.num_seeds is None else self.seeds[: row.num_seeds]
+        """The seeds that a row is trained with: the study's, and of the opponent more."""
+        count, label = row.num_seeds or len(self.seeds), (self.opponent or {}).get("label")
+        if row.num_seeds is None and row.label == label:
+            others = [one for one in self.rows if one.left_out is None]
+            rows = sum(one.label not in (label, AGAIN) for one in others)
+            count = self.dot_seeds or self.rule.dot_seeds(count, rows)
+        return tuple(range(self.seeds[0], self.seeds[0] + count))
+
+    @property
+    def runs(self) -> list[tuple[Row, int]]:
+        """Every run as row and seed, seed by seed, so that whole tables come early."""
+        seeds = {row.label: self.seeds_of(row) for row in self.rows if row.left_out is None}
+        every = sorted({seed for own in seeds.values() for seed in own})
+        return [
+            (row, seed) for seed in every for row in self.rows if seed in seeds.get(row.label, ())
+        ]
 
     def path(self, row: Row, seed: int, *, pretraining: bool = False) -> Path:
         """Where one run goes."""
@@ -141,10 +164,15 @@ class Plan:
             "chosen_for": self.shared.chosen_for,
             "rows": rows,
             "rule": self.rule.name,
+            "primary": self.primary,
             "margin": self.asked.margin,
             "match": self.asked.match,
             "tune": self.asked.trials,
-            "search": {"repeated": self.repeated, "seeds": TRIAL_SEEDS[: 1 + bool(self.repeated)]},
+            "search": {
+                "repeated": self.repeated,
+                "seeds": TRIAL_SEEDS[: 1 + bool(self.repeated)],
+                "every_row": self.searches_every_row,
+            },
             "quick": self.asked.quick,
             "against": list(self.asked.against),
             "ladder": self.asked.ladder,
@@ -179,7 +207,11 @@ def draw_up(asked: Asked) -> Plan:
     check(asked)
     import_modules(asked.imports)
     unpacked = asked.out is not None and unpack(asked.out)
-    asked = replace(asked, against=tuple(map(_row_name, asked.against)))
+    asked = replace(
+        asked,
+        against=tuple(map(_row_name, asked.against)),
+        primary=asked.primary and _row_name(asked.primary),
+    )
     guess = Guess(asked.recipe, {}, ())
     if is_data(asked.recipe):
         given = {key: value.strip("\"' ") for key, value in asked.settings.items()}
@@ -195,7 +227,7 @@ def draw_up(asked: Asked) -> Plan:
     if asked.pretrain:
         before, own = BaseRecipe(asked.pretrain, asked.imports), asked.pretrain_settings
         pretrain = before, {**(_quicken(before.make(own)) if asked.quick else {}), **own}
-    seeds = asked.seeds or (1 if asked.quick else SEEDS)
+    seeds = asked.seeds or SEEDS
     rows = rows_of(asked, recipe, seeds)
     if asked.ladder:
         seeds = max(row.num_seeds or seeds for row in rows)
@@ -235,6 +267,8 @@ def check(asked: Asked) -> None:
     parse_jobs(asked.jobs)
     if asked.match not in MATCHES:
         raise UserError(f"--match is {asked.match!r}; choose from {', '.join(MATCHES)}")
+    if asked.primary and (asked.vary or asked.ladder):
+        raise UserError("--primary is for one table; leave out --vary and --ladder")
     for name in ("vary", "pretrain", "until_decided"):
         if asked.ladder and getattr(asked, name):
             name = name.replace("_", "-")
@@ -268,23 +302,23 @@ def _default_out(
 def _go_on(plan: Plan, there: dict[str, Any]) -> None:
     """A study goes on with the rule and the search that it began with."""
     plan.meet(plan.shared, there.get("identity"))
-    plan.rule = rule_of(there)
+    plan.rule, plan.primary = rule_of(there), there.get("primary")
+    if _is_judged(plan, there):
+        _keep_plan(plan, there)
     plan.repeated = (there.get("search") or {}).get("repeated", 0)
     if plan.asked.tune is None:
         plan.asked = replace(plan.asked, tune=there["tune"])
     if plan.looks and there.get("looks"):
         plan.looks = replace(plan.looks, unplanned=Looks.read(there["looks"]).unplanned)
-    # What earlier trials reached, by their runs; a record is kept without the runs themselves.
-    known: dict[str, dict[str, Any]] = {}
+    if not (there.get("search") or {}).get("every_row"):
+        plan.searches_every_row = False
+        rows = [row for row in plan.rows if row.kind_of is None]
+        plan.rows = tuple(replace(row, follows_dot=False) for row in rows)
     for holder in (*there["rows"], there.get("opponent") or {}):  # a dot product may be no row
         for trial in holder.get("trials") or ():
             if trial["validation"] is not None and trial.get("run"):
                 own = {k: v for k, v in trial.items() if k not in ("row", "positions")}
-                known[trial["run"]] = own
-    plan.rows = tuple(
-        replace(row, trials=tuple(t for r, t in known.items() if Path(r).parent.name == row.folder))
-        for row in plan.rows
-    )
+                plan.known[trial["run"]] = own
 
 
 def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterator[str]:
@@ -293,7 +327,11 @@ def _say_shortened(asked: Asked, whole: Recipe | None, recipe: Recipe) -> Iterat
     if whole is not None:
         steps = whole.train.steps
         fewer = f" where the recipe has {steps}" if train.steps != steps else ""
-        yield f"quick: one seed, {train.steps} steps{fewer}; no verdict"
+        names = f"{len(QUICK_ROWS)} rows, " if not asked.syntheses else ""
+        yield (
+            f"quick: {names}{train.steps} steps{fewer}, all with {recipe.model.positions} "
+            "positions; without --quick the whole table is searched and trained"
+        )
     if not asked.trials:
         none = "tuned for none of them (--tune K gives each its own)"
         chosen = f"chosen for {recipe.chosen_for}" if recipe.chosen_for else none
@@ -322,7 +360,15 @@ def _check_rows(plan: Plan) -> None:
     for name in asked.against:
         if name not in labels:
             raise UserError(f"--against {name} is not a row; choose from {', '.join(labels)}")
-    shared = sorted(set(TRIAL_SEEDS) & set(plan.seeds))
+    others = [row.label for row in plan.rows if not (row.candidate or row.kind_of)]
+    if asked.primary not in (None, *others):
+        raise UserError(
+            f"--primary {asked.primary} is not a row to compare with dot; choose from "
+            f"{', '.join(others)}"
+        )
+    first, most = plan.seeds[0], max(len(plan.seeds), *(plan.looks.planned if plan.looks else (0,)))
+    used = range(first, first + plan.rule.dot_seeds(most, MOST_ROWS))
+    shared = sorted(set(TRIAL_SEEDS) & set(used))
     if shared and (asked.trials or (asked.finds_opponent and asked.searches)):
         raise UserError(
             f"seed {shared[0]} chooses learning rates and is never reported; set another seed, "
@@ -339,7 +385,7 @@ def _row_name(name: str) -> str:
 
 
 def _quicken(recipe: Recipe) -> dict[str, str]:
-    """Fewer steps, and all that is counted in steps with them."""
+    """Fewer steps, and all that is counted in steps with them; relative positions."""
     train, evaluate = recipe.train, recipe.evaluate
     changes = {
         "train.steps": max(1, train.steps // QUICK),
@@ -347,6 +393,8 @@ def _quicken(recipe: Recipe) -> dict[str, str]:
         "train.checkpoint_every": max(1, train.checkpoint_every // QUICK),
         "evaluate.every": max(1, evaluate.every // QUICK),
         "evaluate.limit": min(evaluate.limit or QUICK_LIMIT, QUICK_LIMIT),
+        # dot's best in most records, and of use to every row
+        "model.positions": with_positions(recipe, "relative") or recipe.model.positions,
     }
     return {key: str(value) for key, value in changes.items()}
 
@@ -389,17 +437,40 @@ def _refuse_to_mix(plan: Plan, there: dict[str, Any] | None) -> None:
     _refuse_unplanned_seeds(plan, there)
 
 
+def _is_judged(plan: Plan, there: dict[str, Any]) -> bool:
+    """Whether a report could give words to the rows of a study."""
+    finished = [sum(Run(plan.out / run).is_finished for run in r["runs"]) for r in there["rows"]]
+    return sum(count >= FEWEST_SEEDS for count in finished) > 1
+
+
+def _keep_plan(plan: Plan, there: dict[str, Any]) -> None:
+    """Verdicts may have been seen: the primary row and the opponent's seeds stay as they are."""
+    own, asked = there.get("primary"), plan.asked.primary
+    labels = [row.label for row in plan.rows]
+    if asked not in (None, own) or own not in (None, *labels):
+        now = f"--primary {asked}" if asked else f"a table of {', '.join(labels)}"
+        raise UserError(
+            f"{plan.out} was planned with the primary row {own or '(none)'} and has runs to be "
+            f"judged by; {now} would be chosen after verdicts: keep it, or name another --out"
+        )
+    plan.keeps_primary = True
+    label = (there.get("opponent") or {}).get("label")
+    runs = [row["runs"] for row in there["rows"] if row["label"] == label]
+    if runs and not plan.looks:
+        plan.dot_seeds = len(runs[0])
+
+
 def _refuse_unplanned_seeds(plan: Plan, there: dict[str, Any]) -> None:
     """Once a report could judge a study, its seeds stay: others would depend on the verdicts."""
     old = Looks.read(there["looks"]).planned if there.get("looks") else ()
     new = plan.looks.planned if plan.looks else ()
     before = {row["label"]: [Path(run).name for run in row["runs"]] for row in there["rows"]}
     now = {row.label: [plan.path(row, s).name for s in plan.seeds_of(row)] for row in plan.rows}
-    both = [(before[label], now[label]) for label in before if label in now]
+    dots = (there.get("opponent") or {}).get("label")  # its seeds follow from the others'
+    both = [(before[label], now[label]) for label in before if label in now and label != dots]
     if old == new:  # rows that were decided at a look have fewer seeds
         both = [(a, b) for a, b in both if (a[: len(b)] != b[: len(a)] if new else a != b)]
-    finished = [sum(Run(plan.out / run).is_finished for run in r["runs"]) for r in there["rows"]]
-    if not both or sum(count >= FEWEST_SEEDS for count in finished) < 2:
+    if not both or not _is_judged(plan, there):
         return
 
     def say(runs: Sequence[str], looks: Sequence[int]) -> str:

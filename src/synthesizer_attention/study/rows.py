@@ -18,7 +18,15 @@ from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.files import check_folder_name
 from synthesizer_attention.run.recipe import Recipe, Settings, parse_settings
 from synthesizer_attention.run.run import spec_folder
-from synthesizer_attention.spec import NONE, TABLE_2, normalize_spec, parse_positions
+from synthesizer_attention.spec import (
+    NONE,
+    TABLE_2,
+    has_logits,
+    normalize_spec,
+    parse_positions,
+    parse_spec,
+    split_layers,
+)
 from synthesizer_attention.spec import variants as known_variants
 from synthesizer_attention.study.ladder import FEWEST_RUNGS
 from synthesizer_attention.study.tune import TRIALS
@@ -38,6 +46,7 @@ DOTS_OWN = {POSITIONS, "model.equal_qk_init"}  # what one dot may have that anot
 ADDED = ("relative", "rotary")  # what the opponent's positions are chosen from
 OWN = ("model.", "train.")  # sections whose keys a row may set for itself
 SHARED = ("model.kind", "train.start_from")
+QUICK_ROWS = (DOT, "random", "dense", CONTROL, NONE)  # that answer the question soonest
 MOST_SEEDS = 8  # of a small rung
 
 
@@ -63,6 +72,7 @@ class Asked:
     vary: tuple[str, ...] = ()  # "key=value,value": rows are crossed with the values
     ladder: int | None = None  # rungs: rows are trained at so many sizes, the largest the recipe's
     against: tuple[str, ...] = ()  # rows that all others are compared with, beside dot
+    primary: str | None = None  # the row whose verdict matters most; None: the search says
     overrides: tuple[str, ...] = ()  # --set: "key=value"
     imports: tuple[str, ...] = ()
     out: Path | None = None
@@ -91,12 +101,13 @@ class Asked:
     @property
     def has_controls(self) -> bool:
         """Whether dot is trained under other seeds and in a larger size too."""
-        return self.controls or not self.syntheses
+        return self.controls or not (self.syntheses or self.quick)
 
     @property
     def finds_opponent(self) -> bool:
-        """Whether dot's positions are to be chosen; these three keep the recipe's."""
-        return self.opponent == AUTO and not (self.vary or self.pretrain or self.ladder)
+        """Whether dot's positions are to be chosen; these keep the recipe's."""
+        keeps = self.vary or self.pretrain or self.ladder or (self.quick and not self.trials)
+        return self.opponent == AUTO and not keeps
 
     @property
     def searches(self) -> bool:
@@ -121,6 +132,8 @@ class Row:
     left_out: str | None = None  # because
     sized: bool = False  # its width is settled, and it can be built
     candidate: bool = False  # for the opponent: a dot product that sets DOTS_OWN at most
+    follows_dot: bool = False  # a mixture that takes the opponent's positions and start
+    kind_of: str | None = None  # label of the row whose positions these may become
     first_seed: int = 0  # added to the study's seeds
     num_seeds: int | None = None  # how many of the study's seeds it has; None: all
 
@@ -128,6 +141,17 @@ class Row:
     def positions(self) -> str | None:
         """The positions that it sets for itself."""
         return self.settings.get(POSITIONS)
+
+    @property
+    def has_dot(self) -> bool:
+        """Whether any layer or group of heads has a dot product."""
+        layers = [layer for layer, _ in split_layers(self.spec)]
+        return any(term.name == DOT for layer in layers for term in parse_spec(layer))
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it has attention and no dot product; convolutions have neither."""
+        return not self.has_dot and all(has_logits(layer) for layer, _ in split_layers(self.spec))
 
     def with_settings(self, settings: Settings, **changes: Any) -> "Row":  # noqa: ANN401  fields
         """The row with more settings."""
@@ -151,6 +175,12 @@ def slugs(settings: Settings) -> list[str]:
     return [f"{key.partition('.')[2]}={value}" for key, value in settings.items()]
 
 
+def named_folder(folder: str, settings: Settings) -> str:
+    """A row's folder, named by its settings too."""
+    named = "-".join([folder, *(slug.replace(":", "_") for slug in slugs(settings))])
+    return check_folder_name(named, "the row's settings")
+
+
 def parse_row(text: str) -> tuple[str, dict[str, str]]:
     """Split 'dot@model.positions=rotary' into its spec and its settings."""
     spec, *parts = (part.strip() for part in SETTING.split(text))
@@ -172,11 +202,10 @@ def make_row(spec: str, settings: Settings, recipe: Recipe, like: str | None = N
     own = dict(pair for pair in settings.items() if pair != same)
     words = [slug.removeprefix("positions=") for slug in slugs(own)]
     folder = spec_folder(recipe.model_copy(update={"synthesis": spec}))
-    named = "-".join([folder, *(slug.replace(":", "_") for slug in slugs(own))])
     return Row(
         ", ".join([spec, *words]),
         spec,
-        check_folder_name(named, "the row's settings"),
+        named_folder(folder, own),
         like if spec != DOT else None,
         own,
         candidate=spec == DOT
@@ -210,7 +239,7 @@ def _variants(asked: Asked, recipe: Recipe) -> list[Row]:
     """The rows asked for, or the paper's table; dot's positions to choose from; other systems."""
     like = "dot" if asked.match in WIDTHS else None
     named = [parse_row(text) for text in asked.syntheses]
-    named = named or [(spec, {}) for spec in (*TABLE_2, NONE)]
+    named = named or [(spec, {}) for spec in (QUICK_ROWS if asked.quick else (*TABLE_2, NONE))]
     rows: dict[str, Row] = {}
     for spec, settings in named:
         row = make_row(spec, settings, recipe, like)
@@ -219,23 +248,45 @@ def _variants(asked: Asked, recipe: Recipe) -> list[Row]:
     if dots and asked.opponent not in FOUND:
         row = make_row(DOT, {POSITIONS: asked.opponent}, recipe)
         rows.setdefault(row.folder, row)
+    # who names positions, or a start, for a spec gets these and no others
+    settled = {row.spec for row in rows.values() if row.settings.keys() & DOTS_OWN}
+    apart = asked.vary or asked.ladder or asked.pretrain
+    for folder, row in rows.items():
+        if row.has_dot and row.spec not in (DOT, *settled) and not apart:
+            rows[folder] = replace(row, follows_dot=True)
     found = list(rows.values())
     if len(dots) == 1 and dots[0].positions is None and asked.finds_opponent:
         # Searched rows leave the table but for the best; without a search the report chooses.
         offered = asked.searches
-        found += [replace(row, offered=offered) for row in challengers(recipe)]
+        found += [replace(row, offered=offered) for row in challengers(dots[0], recipe)]
+        found += [
+            replace(kind, offered=True, kind_of=row.label)
+            for row in (rows.values() if offered else ())
+            if row.is_pure and row.spec not in settled
+            for kind in challengers(row, recipe)
+        ]
     if asked.baselines:
         found += baselines(recipe, {row.spec for row in found}, like)
     return found
 
 
-def challengers(recipe: Recipe) -> Iterator[Row]:
-    """Dot products that may be stronger: the recipe's positions with one kind added."""
-    kinds = parse_positions(recipe.model.positions)
-    own = "" if recipe.model.positions == NONE else f"{recipe.model.positions}+"
-    for kind in ADDED:
-        if not getattr(kinds, kind):
-            yield make_row(DOT, {POSITIONS: f"{own}{kind}"}, recipe)
+def challengers(row: Row, recipe: Recipe) -> Iterator[Row]:
+    """A row that may be stronger: the recipe's positions with one kind added.
+
+    Rotary positions turn queries and keys, so they are for dot products alone.
+    """
+    for kind in ADDED if row.has_dot else ADDED[:1]:
+        if positions := with_positions(recipe, kind):
+            settings = {**row.settings, POSITIONS: positions}
+            yield make_row(row.spec, settings, recipe, row.like)
+
+
+def with_positions(recipe: Recipe, kind: str) -> str | None:
+    """The recipe's positions and a kind; None where it is among them."""
+    own = recipe.model.positions
+    if getattr(parse_positions(own), kind):
+        return None
+    return kind if own == NONE else f"{own}+{kind}"
 
 
 def again(opponent: Row, recipe: Recipe) -> Row:

@@ -2,8 +2,9 @@
 
 A user's file may be large or small, so some settings of all rows depend on it. `dot`, a cheap row,
 is trained with each tokenizer, then with each dropout, and the best go into every recipe. For a
-translation, max_len grows until it cuts at most one pair in a hundred. Then each row searches its
-learning rates, and dot its positions.
+translation, max_len grows until it cuts at most one pair in a hundred. Then every row is searched
+alike: dot products and rows without one try their kinds of positions, each with all learning rates.
+Mixtures with dot wait until dot is chosen, take its positions and start, and search their rates.
 
 Trials have seeds of their own and never see test. The best settings of a row are trained again
 under a second seed, and the mean of both decides: tune.py.
@@ -30,13 +31,16 @@ from synthesizer_attention.study.plan import Plan
 from synthesizer_attention.study.rows import (
     AUTO,
     DOT,
+    DOTS_OWN,
     FOUND,
     WIDTHS,
     Row,
     again,
+    named_folder,
     size_control,
     slugs,
 )
+from synthesizer_attention.study.stats import FAR
 from synthesizer_attention.study.tune import TRIAL_SEEDS, best_of, settings_of, worth_repeating
 from synthesizer_attention.study.workers import Say, WorkerPool, ask
 
@@ -126,18 +130,19 @@ def _value(plan: Plan, choice: Choice) -> str:
     return str(dict(leaves(plan.shared.model_dump()))[choice.keys[0]])
 
 
-def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> None:
-    """Try settings on validation, the best again under a second seed; choose the best."""
-    counts = [_num_trials(plan, row) for row in plan.rows]
+def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool, *, following: bool = False) -> None:
+    """Try settings on validation, the best again under a second seed; choose the best.
+
+    Rows that follow dot are searched by themselves, once the opponent is found.
+    """
+    counts = [num_trials(plan, row) if row.follows_dot == following else 0 for row in plan.rows]
     tried = [number for number, count in enumerate(counts) if count]
     if not tried:
         return
     coming = {number: min(plan.repeated, counts[number]) for number in tried}
     once = [(n, trial) for trial in range(max(counts)) for n in tried if trial < counts[n]]
     trials, second = plan.asked.trials, sum(coming.values())
-    what = (
-        f"search: {trials} trials per variant" if trials else f"dot's positions: {len(once)} trials"
-    )
+    what = f"search: {trials} trials per variant" if trials else f"positions: {len(once)} trials"
     which = f"the best {plan.repeated} of each" if trials > plan.repeated else "all"
     more = f", {which} again under a second seed" if second else ""
     runs = len(once) + second
@@ -157,13 +162,14 @@ def search(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> None:
     )
 
 
-def _num_trials(plan: Plan, row: Row) -> int:
-    """All rows have the same number; without tuning, dot's positions are tried once each."""
+def num_trials(plan: Plan, row: Row) -> int:
+    """All rows have the same number; without tuning, kinds of positions are tried once each."""
     if row.left_out is not None:
         return 0
-    several = sum(one.candidate for one in plan.rows) > 1
+    several = row.candidate and sum(one.candidate for one in plan.rows) > 1
+    several |= row.kind_of is not None or any(one.kind_of == row.label for one in plan.rows)
     finds = plan.asked.searches and plan.asked.finds_opponent
-    return plan.asked.trials or int(row.candidate and several and finds)
+    return plan.asked.trials or int(several and finds)
 
 
 def _trial(
@@ -173,9 +179,9 @@ def _trial(
     settings = settings_of(plan.shared, number) if plan.asked.trials else {}
     name = f"trial{number + 1}" + ("" if seed == TRIAL_SEEDS[0] else "-again")
     path = plan.out / "trials" / row.folder / name
-    own = str(path.relative_to(plan.out)), list_settings(settings)
-    known = next((t for t in row.trials if (t["run"], t["changes"]) == own), None)
-    return path, settings, None if path.exists() else known
+    known = plan.known.get(str(path.relative_to(plan.out)))
+    same = known is not None and known["changes"] == list_settings(settings)
+    return path, settings, known if same and not path.exists() else None
 
 
 def _jobs(plan: Plan, chosen: Sequence[tuple[int, int]], seed: int) -> list[Job]:
@@ -229,7 +235,8 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
     best = best_of(trials)
     row = replace(row, trials=tuple(trials))
     if best is None:
-        offered = row.candidate and row.offered  # by the search alone: nobody asked for it
+        # offered by the search alone: nobody asked for it
+        offered = row.offered and (row.candidate or row.kind_of is not None)
         return replace(row, left_out="all of its trials failed") if offered else row
     if not best.changes:
         return row
@@ -241,8 +248,9 @@ def _choose(plan: Plan, row: Row, count: int, say: Say) -> Row:
     return row.with_settings(chosen, folder=folder)
 
 
-def settle(plan: Plan, say: Say) -> None:
-    """Say which dot product the others are compared with, and add what depends on it."""
+def choose_positions(plan: Plan, say: Say) -> None:
+    """Find the opponent and each row's positions; give mixtures with dot the opponent's."""
+    plan.rows = tuple(_choose_kind(plan, row, say) for row in plan.rows if row.kind_of is None)
     asked = plan.asked
     candidates = [row for row in plan.rows if row.candidate and row.left_out is None]
     if not candidates or asked.vary:
@@ -252,22 +260,79 @@ def settle(plan: Plan, say: Say) -> None:
         name = candidates[0].label
         plan.opponent = {"label": name, "configured": name, "how": how, "trials": []}
         return
-    tried = [
-        {"row": row.label, "positions": row.positions or plan.shared.model.positions, **trial}
-        for row in candidates
-        for trial in row.trials
-    ]
+    tried = [trial for row in candidates for trial in _told(plan, row)]
     opponent, how = _find_opponent(plan, candidates, tried, say)
+    own = {key: text for key, text in opponent.settings.items() if key in DOTS_OWN}
     # what only the search offered, and what another dot product beat, is not a row of the table
-    rows = [row for row in plan.rows if not (row.candidate and row.offered) or row is opponent]
-    known = how != IN_TABLE
-    if asked.has_controls and known and not asked.quick:
+    plan.rows = tuple(
+        _with_kind(row, own, f"as {opponent.label}") if own and row.follows_dot else row
+        for row in plan.rows
+        if not (row.candidate and row.offered) or row is opponent
+    )
+    label, configured = opponent.label if how != IN_TABLE else None, candidates[0].label
+    plan.opponent = {"label": label, "configured": configured, "how": how, "trials": tried}
+
+
+def _choose_kind(plan: Plan, row: Row, say: Say) -> Row:
+    """The row with the positions that did best on validation."""
+    kinds = [row, *(one for one in plan.rows if one.kind_of == row.label)]
+    tried = [trial for one in kinds for trial in _told(plan, one)]
+    best = best_of(tried)
+    if len(kinds) < 2 or best is None:
+        return row
+    chosen = next(one for one in kinds if one.label == best.row)
+    if chosen is row:
+        return replace(row, trials=tuple(tried))
+    say(f"{row.label}: {chosen.positions} is best of {len(kinds)} kinds of positions")
+    note = "; ".join(filter(None, [f"{chosen.positions}, chosen on validation", chosen.note]))
+    own = replace(chosen, label=row.label, kind_of=None, offered=row.offered)
+    return replace(own, trials=tuple(tried), note=note)
+
+
+def _with_kind(row: Row, settings: Settings, how: str) -> Row:
+    """A row with positions, or a start, that were found for another."""
+    words = ", ".join(slug.removeprefix("positions=") for slug in slugs(settings))
+    folder = named_folder(row.folder, settings)
+    return row.with_settings(settings, folder=folder, note=f"{words}, {how}", sized=False)
+
+
+def _told(plan: Plan, row: Row) -> list[dict[str, Any]]:
+    """The trials of a row, as they are told beside those of other kinds of positions."""
+    own = {"row": row.label, "positions": row.positions or plan.shared.model.positions}
+    return [{**own, **trial} for trial in row.trials]
+
+
+def settle(plan: Plan, say: Say) -> None:
+    """Add the rows that depend on the opponent, and name the primary comparison."""
+    if plan.opponent is None:
+        choose_positions(plan, say)
+    asked, label = plan.asked, (plan.opponent or {}).get("label")
+    configured = (plan.opponent or {}).get("configured")
+    opponent = next((row for row in plan.rows if row.label == (label or configured)), None)
+    if opponent is None or asked.vary or asked.ladder:
+        return
+    rows = [*plan.rows]
+    if asked.has_controls and label:
         rows.append(again(opponent, plan.shared))
     if asked.has_controls and asked.match not in WIDTHS:
         rows.append(size_control(opponent, plan.shared))
-    label, configured = opponent.label if known else None, candidates[0].label
     plan.rows = tuple(rows)
-    plan.opponent = {"label": label, "configured": configured, "how": how, "trials": tried}
+    if plan.rule.primary and not plan.keeps_primary:
+        plan.primary = asked.primary or plan.primary or _primary(plan, say)
+
+
+def _primary(plan: Plan, say: Say) -> str | None:
+    """The row without dot product that did best on validation, or the first; controls are none."""
+    pure = [row for row in plan.rows if row.is_pure and row.spec not in FAR]
+    pure = [row for row in pure if row.left_out is None]
+    tried = [(best.rank, row) for row in pure if (best := best_of(row.trials))]
+    if not pure:
+        return None
+    row = max(tried, key=lambda one: one[0])[1] if tried else pure[0]
+    why = "best on validation" if tried else "the first, as nothing was searched"
+    if len(pure) > 1:
+        say(f"primary row: {row.label}, without dot product and {why} (--primary names another)")
+    return row.label
 
 
 def _find_opponent(
