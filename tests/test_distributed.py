@@ -42,20 +42,20 @@ def test_two_processes_take_the_steps_of_one(tmp_path, ranks):
 def ranks(forks, tmp_path):
     """ranks(words, ...): processes of one training, in the variables that torchrun sets.
 
-    `data` may give each a folder of local copies; `script` is run in place of `train`.
+    `data` may give each a folder of local copies; `env` and `how` are those of `forks`.
     """
     started = []
 
-    def start(*commands, data=None, script=None):
+    def start(*commands, data=None, env=None, **how):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        shared = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1"}
+        shared = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", **(env or {})}
         for rank, words in enumerate(commands):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
             own |= {"SYNTHESIZER_DATA": str(data[rank])} if data else {}
-            how = {"cwd": tmp_path, "env": {**shared, **own}, "script": script}
-            started.append(forks.start("train", *words, "--plain", **how))
+            given = {"cwd": tmp_path, "env": {**shared, **own}, **how}
+            started.append(forks.start("train", *words, "--plain", **given))
         return started
 
     yield start
@@ -70,6 +70,55 @@ def test_sharded_layers_take_the_steps_of_whole_ones(ranks):
     cases = [line.split() for line in said.splitlines()]
     assert len(cases) == 10
     assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
+
+
+SHARES = """
+from synthesizer_attention.cli import main
+from synthesizer_attention.training.loop import Loop
+
+train = Loop.train
+
+def tell(loop, interruption):
+    weights = [(weight.to_local().numel(), weight.numel()) for weight in loop.model.parameters()]
+    own, whole = map(sum, zip(*weights))
+    print("holds", own / whole, flush=True)
+    train(loop, interruption)
+
+Loop.train = tell
+assert main(["train", "recipe.toml", "--out", "mixed", "--plain"]) == 0
+"""
+
+
+@pytest.mark.parametrize(("first", "optimizer"), [("sharded", "adam"), ("alone", "adafactor")])
+def test_sharded_training_goes_on_where_one_process_stopped_and_back(
+    tmp_path, ranks, forks, first, optimizer
+):
+    """FSDP on a CPU was plain data parallel without a word. All die at step 6, and resume at 4."""
+    changes = ("train.batch_tokens=84", "train.accumulate=2", f"train.optimizer={optimizer}")
+    recipe = language_model(tmp_path, *changes)
+    (tmp_path / "recipe.toml").write_text(dump(recipe))
+    alone, mixed = Run(tmp_path / "alone"), Run(tmp_path / "mixed")
+    fit(recipe, alone)
+    (tmp_path / "shares.py").write_text(SHARES)
+    dies = {"dies_in": "synthesizer_attention.training.loop:Checkpointer.save_best"}
+
+    def train(how, **ends):
+        if how == "alone":
+            words = ("train", "recipe.toml", "--out", "mixed")
+            return [forks.run(*words, cwd=tmp_path, **ends)]
+        fsdp = {"ACCELERATE_USE_FSDP": "true"}
+        started = ranks((), (), env=fsdp, script=tmp_path / "shares.py", **ends)
+        ended = [rank.wait() for rank in started[-2:]]
+        held = [float(said.split()[said.split().index("holds") + 1]) for _, said, _ in ended]
+        assert all(0.3 < share < 0.7 for share in held), held
+        return ended
+
+    assert {code for code, *_ in train(first, **dies)} == {-9}
+    ended = train("alone" if first == "sharded" else "sharded")
+    assert {code for code, *_ in ended} == {0}, ended
+    assert "resuming mixed at step 4" in ended[0][1] + ended[0][2]
+    pairs = zip(_numbers(alone.metrics()), _numbers(mixed.metrics()), strict=True)
+    assert all(math.isclose(one, two, rel_tol=1e-6) for one, two in pairs)
 
 
 SLOW = """
@@ -174,6 +223,19 @@ def test_a_process_that_dies_is_one_line_on_the_others(tmp_path, ranks):
         "synthesizer: error: process 0: another process of this training ended; "
         "see what it said, and run the same command to continue from the last checkpoint"
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("ACCELERATE_USE_FSDP", "asks to shard the model, and this is the only process; start"),
+        ("ACCELERATE_USE_DEEPSPEED", "is set, which is not done here; unset it; configs/fsdp.yaml"),
+    ],
+)
+def test_what_a_launcher_asks_for_and_cannot_have_is_refused(tmp_path, monkeypatch, asked, said):
+    monkeypatch.setenv(asked, "true")
+    with pytest.raises(UserError, match=f"^{asked} {said}"):
+        open_accelerator(language_model(tmp_path))
 
 
 def test_training_alone_where_more_were_asked_for_is_refused(tmp_path, monkeypatch):

@@ -19,14 +19,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import DistributedType, LoggerType, gather_object
+from accelerate.utils import LoggerType, gather_object, patch_environment
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.errors import UserError, one_line_for_memory, refuse_other_data
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
+from synthesizer_attention.models.layers import Layer
 from synthesizer_attention.run.progress import Interrupted, Interruption, Pace, Progress
 from synthesizer_attention.run.recipe import Recipe, differences, dump, leaves, parse_recipe
 from synthesizer_attention.run.run import Run, provenance
@@ -50,6 +53,10 @@ LONGEST = timedelta(days=7)  # that others wait while one encodes; NCCL itself w
 TENSORBOARD = "tensorboard"
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Environment variables in which a launcher says how many processes there are."""
+SHARDED = "ACCELERATE_USE_FSDP"
+UNMET = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+UNMET_SHARDED = ("FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING")
+"""What `accelerate launch` may ask for and a training here does not do."""
 _LOST = re.compile("gloo|nccl|connection (closed|reset|refused)|broken pipe|recv", re.IGNORECASE)
 
 
@@ -150,9 +157,15 @@ class Loop:
         self.accelerator, self.progress, self.state = accelerator, progress, State()
         model = build_model(recipe, task.tokenizer, task.labels)
         names = list(unique_weights(model))
-        self.model, self.optimizer = accelerator.prepare(
-            model, build_optimizer(model, recipe.train)
-        )
+        self.is_sharded = _is_asked(SHARDED)
+        if self.is_sharded:
+            mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+            for part in [*filter(lambda part: isinstance(part, Layer), model.modules()), model]:
+                fully_shard(part, mesh=mesh)
+        else:
+            model = accelerator.prepare(model)
+        self.model = model
+        self.optimizer = accelerator.prepare(build_optimizer(model, recipe.train))
         self.checkpointer = Checkpointer(
             run, recipe.train, accelerator, self.model, self.optimizer, names, task.identity
         )
@@ -222,7 +235,8 @@ class Loop:
         tensors = [*self.model.parameters(), *self.model.buffers()]
         for kept in self.optimizer.state.values():
             tensors += [value for value in kept.values() if isinstance(value, Tensor)]
-        held = sum(tensor.nbytes for tensor in tensors)
+        own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        held = sum(tensor.nbytes for tensor in own)
         with peak_memory(self.accelerator.device) as memory:
             stop = self.take_step(batches, asked)
         if self.accelerator.is_main_process and memory.peak is not None:
@@ -304,7 +318,7 @@ class Loop:
     def _whole_model(self) -> SynthesizerPreTrainedModel:
         """The model for evaluation: itself, or a copy of it where its weights are sharded."""
         model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
-        if self.accelerator.distributed_type != DistributedType.FSDP:
+        if not self.is_sharded:
             return model
         weights = take_weights(self.model, on_every_process=True)
         whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
@@ -354,8 +368,14 @@ def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: AN
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_threshold, 2**25)
         libc.mallopt(trim_threshold, 2**30)
+    for name in (*UNMET, *(UNMET_SHARDED if _is_asked(SHARDED) else ())):
+        if _is_asked(name):
+            raise UserError(
+                f"{name} is set, which is not done here; unset it; configs/fsdp.yaml shards"
+            )
     try:
-        return Accelerator(mixed_precision="no", cpu=on_cpu, **options)
+        with patch_environment(**{SHARDED: "false"}):  # shards are made here, on any device
+            accelerator = Accelerator(mixed_precision="no", cpu=on_cpu, **options)
     except (ValueError, RuntimeError) as error:
         if not launched:
             raise
@@ -365,6 +385,17 @@ def open_accelerator(recipe: Recipe, **options: Any) -> Accelerator:  # noqa: AN
             f"({cause}); start them with torchrun --nproc_per_node N -m synthesizer_attention "
             f"train ..., or unset {launched[0].partition('=')[0]}"
         ) from None
+    if _is_asked(SHARDED) and accelerator.num_processes == 1:
+        raise UserError(
+            f"{SHARDED} asks to shard the model, and this is the only process; start several "
+            f"(accelerate launch --num_processes N), or unset {SHARDED}"
+        )
+    return accelerator
+
+
+def _is_asked(name: str) -> bool:
+    """Whether a variable of `accelerate launch` is on."""
+    return os.environ.get(name, "").lower() in ("1", "true")
 
 
 @contextmanager
