@@ -247,7 +247,8 @@ def test_the_answer_and_every_verdict_are_told(study):
         ("fixed_random", (5, None)),
         ("wide", (6, None)),
     ]
-    *_, last, path = study.said.splitlines()
+    *_, last, advice, path = study.said.splitlines()
+    assert advice.startswith("Which should I use? Best: random+dot")
     assert last == f"Does shift need dot-product attention? {answer}"
     assert path == str(study.home / "report.html")
     floor = "Without any network, {} (token accuracy, %) on the same examples."
@@ -322,16 +323,65 @@ def test_a_browser_opens_the_page_without_a_complaint_and_sorts_its_table(study,
     button = "[...document.querySelectorAll('th button')].find(b => b.innerText == '{}')"
     click = f"{button.format('training, tokens/s')}.click(); {first}"
     file = study.home / "report.html"
-    for width, scheme, ask in ((390, "dark", ()), (1400, "light", (first, click, click))):
+    verdict = "[...document.querySelectorAll('td')].find(d => d.innerText == 'better')"
+    edge = f"{verdict}.getBoundingClientRect().right"
+    for width, scheme, ask in ((390, "dark", (edge,)), (1400, "light", (first, click, click))):
         seen = browser.look(file, tmp_path, width=width, scheme=scheme, ask=ask)
         assert "Does shift need dot-product attention?" in seen.text
         assert seen.complaints == []
         assert {url for url in seen.requests if not url.startswith("data:")} == {file.as_uri()}
         assert seen.width <= width
+        if width == 390:
+            assert seen.answers[0] <= width, "the verdict is seen without scrolling sideways"
     by_result, fastest, slowest = (answer.split(",") for answer in seen.answers)
     assert by_result[0].startswith("random+dot")
     assert [name.split("\t")[0] for name in fastest[:2]] == ["random+dot", "random"]
     assert slowest[0].startswith("dot")
+
+
+def test_paragraphs_fold_behind_their_first_sentence_on_a_page_alone(study):
+    assert (
+        "<summary>Differences are row minus dot over shared seeds.</summary><p>A ver" in study.html
+    )
+    assert "\nDifferences are row minus dot over shared seeds. A verdict follows" in study.md
+
+
+def test_a_box_says_which_row_to_use_and_what_it_saves(tmp_path):
+    cheap, dear = ({"flops_per_token": f, "parameters": {"total": 40_960}} for f in (5.0, 9.0))
+    three = (1, 2, 3)
+    rows = [
+        ("dot", "dot", three, 0.9),
+        ("random", "random", three, 0.9, {"told": cheap}),
+        ("dense", "dense", three, 0.9, {"told": dear}),
+        ("random+dot", "random+dot", three, 0.95),
+    ]
+    both, _ = made(tmp_path / "a", rows)
+    fast = [f"{key} {{0}}\N{MULTIPLICATION SIGN} as fast" for key in ("training", "decoding")]
+    speeds = ", ".join(fast)
+    assert f'<p class="box">{tables.advice(both)}</p>' in html_of([both])
+    assert tables.advice(both) == (
+        "Which should I use? Best: random+dot, token accuracy 95.00 (better): as many parameters, "
+        f"{speeds.format('3.33')}. "
+        "Cheapest: random, token accuracy 90.00 (no worse): 20% fewer parameters, "
+        f"{speeds.format('2.00')}. "
+        "All beside dot, token accuracy 90.00."
+    )
+    none, _ = made(tmp_path / "b", [rows[0], ("random", "random", three, 0.4)])
+    assert tables.advice(none).endswith("no other row is known to keep up with it.")
+    few, _ = made(tmp_path / "c", [(*row[:2], (1,), row[3]) for row in rows])
+    assert tables.advice(few) == ""
+
+
+def test_samples_are_those_that_rows_disagree_on(tmp_path):
+    summary, _ = made(tmp_path, PAIR)
+    for row, last in ((0, "yes"), (1, "no")):
+        told = [f"source: {n}\noutput: {last if n == 4 else 'same'}\n" for n in range(6)]
+        (tmp_path / f"{row}/seed1/samples.txt").write_text("\n".join(told))
+    (table,) = next(
+        one for one in sections(summary, drawn=False) if one.heading == "Samples"
+    ).blocks
+    assert table.head == ["", "example 5", "example 1", "example 2"]
+    assert [row[1] for row in table.rows] == ["4", "", "yes", "no"]
 
 
 def test_the_csv_keeps_numbers_unrounded(study):
@@ -738,7 +788,7 @@ def test_differences_are_against_the_recorded_opponent_and_its_gain_is_named(opp
 def test_the_verb_names_the_row_that_dot_means(opponent, tmp_path, capsys):
     assert main(["report", str(opponent[0]), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr()
-    head, *_, answer, path = said.out.splitlines()
+    head, *_, answer, _, path = said.out.splitlines()
     assert f"vs dot, {RELATIVE}" in head
     assert answer.endswith(f" Here dot is the row dot, {RELATIVE}.")
     assert path == str(tmp_path / "report.html")

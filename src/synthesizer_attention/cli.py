@@ -425,7 +425,7 @@ def report(
 
 def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
     """Write the report of runs; print its tables, answers and path."""
-    from synthesizer_attention.report.tables import brief
+    from synthesizer_attention.report.tables import advice, brief
     from synthesizer_attention.report.write import summarize_all, write
     from synthesizer_attention.study.rows import DOT
 
@@ -444,6 +444,8 @@ def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = T
                 say_wrapped(f"{line.row.label}: {line.state}")
         meant = "" if summary.dot_name == DOT else f" Here dot is the row {summary.dot_name}."
         say_wrapped(f"{summary.question} {summary.answer}{meant}")
+        if words := advice(summary):
+            say_wrapped(words)
     say_aside("writing the report ...")
     say(str(write(summaries, out or dirs[0])))
 

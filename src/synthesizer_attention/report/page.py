@@ -38,11 +38,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Text(Block):
-    """A paragraph; the style is "answer", "note" or none."""
+    """A paragraph; the style is "answer", "box", "note" or none. A page may fold it."""
 
     kind = "text"
     words: str
     style: str = ""
+    folds: bool = False  # behind its first sentence
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Its first sentence, and what is folded behind it."""
+        first, _, rest = self.words.partition(". ") if self.folds else (self.words, "", "")
+        return (f"{first}.", rest) if rest else (first, "")
 
     def markdown(self) -> str:
         return f"**{plain(self.words)}**" if self.style == "answer" else plain(self.words)

@@ -201,6 +201,9 @@ def _front(
             axes.plot(
                 cost, height, look["marker"], color=colour, markerfacecolor=inside, markersize=7
             )
+            if height == mean and line.sd:
+                bar = [mean - line.sd, mean + line.sd]
+                axes.plot([cost, cost], bar, color=colour, linewidth=1, alpha=0.6, zorder=1)
             if height != mean:
                 far = f"{mean:.{summary.digits}f} \N{DOWNWARDS ARROW}"
                 axes.annotate(far, (cost, height), (0, 8), textcoords="offset points",

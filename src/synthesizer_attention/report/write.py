@@ -109,16 +109,18 @@ def lead(summary: Summary, *, drawn: bool = True) -> list[Block]:
 
     Rows with varied values are drawn by value instead: their scores are not of one task.
     """
-    answer = Text(summary.answer, "answer")
+    answer: list[Block] = [Text(summary.answer, "answer")]
+    if advice := tables.advice(summary):
+        answer.append(Text(advice, "box"))
     if not drawn:
-        return [answer]
-    words: list[Block] = [answer, Text(summary.scope, "note")]
+        return answer
+    words: list[Block] = [*answer, Text(summary.scope, "note", folds=True)]
     bars = (
         "Bars: the intervals that the verdicts follow from, over seeds and test examples"
         if any(line.comparison and line.comparison.covers_seeds for line in summary.lines)
         else "Dashed bars: intervals over test examples alone, as there are too few seeds"
     )
-    shaded = f"Shaded: worse than dot by less than the margin ({summary.margin})."
+    shaded = f"Shaded: worse than {summary.dot_name} by less than the margin ({summary.margin})."
     differences = Plot(plots.forest(summary), f"{bars}. {shaded}")
     varied = value_plot(summary)
     if varied.svg:
@@ -129,6 +131,7 @@ def lead(summary: Summary, *, drawn: bool = True) -> list[Block]:
         plots.quality_and_speed(summary),
         "Quality against training speed, best first. The line joins the variants that no "
         "other beats in both (filled); speeds are those of the machine that ran them. "
+        "Bars: standard deviation over seeds. "
         "A number with an arrow is the score of a variant below the plot."
         + (f" Plots show the best {count}; {left} more are in the table." if left else ""),
     )
@@ -176,9 +179,16 @@ def sections(summary: Summary, *, drawn: bool = True) -> list[Section]:
 def _results(summary: Summary) -> list[Block]:
     head, rows = tables.cells(summary)
     terms = {name: text for name, text in tables.terms([summary]).items() if name in head}
-    said = [Text(note, "note") for note in notes(summary)]
-    table = Table(head, rows, terms=terms, sortable=True)
-    return [table, *said, Glossary(terms, only="text")]
+    said = [Text(note, "note", folds=True) for note in notes(summary)]
+    first = [0, *(place for place, name in enumerate(head) if name == "verdict")]
+    order = [*first, *(place for place in range(len(head)) if place not in first)]
+    head_there, *rows_there = ([line[place] for place in order] for line in (head, *rows))
+    return [
+        Table(head, rows, only="text"),
+        Table(head_there, rows_there, terms=terms, sortable=True, only="page"),  # seen on a phone
+        *said,
+        Glossary(terms, only="text"),
+    ]
 
 
 def _all_metrics(summary: Summary) -> list[Block]:
@@ -251,7 +261,7 @@ def _drawn(summary: Summary) -> list[Section]:
 
 
 def _samples(summary: Summary) -> list[Block]:
-    """A few test examples, and what the first seed of each row made of them."""
+    """Test examples that rows disagree on most, and what the first seed of each made of them."""
     written = [
         (line.row.label, samples)
         for line in summary.lines
@@ -259,14 +269,16 @@ def _samples(summary: Summary) -> list[Block]:
     ]
     if not written:
         return []
-    count = min(MOST_SAMPLES, *(len(samples) for _, samples in written))
+    both = range(min(len(samples) for _, samples in written))
+    outputs = [{samples[place].get("output", "") for _, samples in written} for place in both]
+    chosen = sorted(both, key=lambda place: -len(outputs[place]))[:MOST_SAMPLES]
     parts = [(part, part, written[0][1]) for part in ("source", "reference")]
     parts += [(label, "output", samples) for label, samples in written]
     rows = [
-        [name, *(sample.get(part, "").replace("\n", LINE_END) for sample in samples[:count])]
+        [name, *(samples[place].get(part, "").replace("\n", LINE_END) for place in chosen)]
         for name, part, samples in parts
     ]
-    head = ["", *(f"example {place + 1}" for place in range(count))]
+    head = ["", *(f"example {place + 1}" for place in chosen)]
     return [Table(head, rows, of_words=True, only="page")]
 
 
