@@ -51,6 +51,19 @@ def test_the_rows_that_table_1_cannot_give_are_as_documented(counts):
         assert total == pytest.approx(71.7, abs=0.05)
 
 
+def test_dense_on_each_heads_own_slice_has_the_printed_sizes(counts):
+    """Printed are 62M and 61M; biases aside."""
+    bare = 67e6 - counts["V"] + counts["Fix"]
+    per_head = {"dense": 64**2 + 64 * 256, "factorized_dense": 64**2 + 64 * (16 + 16)}
+    for (name, each), printed in zip(per_head.items(), (62.7, 61.3), strict=True):
+        biases = 12 * 8 * (64 + (256 if name == "dense" else 32))
+        added = count(f"{name}:input=head") - counts["Fix"]
+        assert added == 12 * 8 * each + biases
+        assert round((bare + added - biases) / 1e6, 1) == printed
+    shared = count("dense:share=1") - counts["Fix"]
+    assert shared == 12 * (512**2 + 64 * 256 + 512 + 256)  # the authors' code, with biases
+
+
 def test_presets_are_the_papers_sizes():
     t5 = SynthesizerConfig.preset("t5-base")
     assert (t5.d_model, t5.num_layers, t5.num_decoder_layers, t5.max_len) == (768, 12, 12, 512)

@@ -16,6 +16,8 @@ B, H, D, N = 2, 3, 12, 8
 K = D // H
 SPECS = [*EVERY, *GROUPS, "relative+random+dot", "factorized_random+dense+factorized_dense"]
 SPECS += ["factorized_dense+factorized_dense", "dot+dot+dense", "random+fixed_random"]
+SPECS += ["dense:input=head", "dense:share=1", "factorized_dense:input=head:share=1"]
+SPECS += ["dense:share=1+factorized_dense:share=1", "dot@1|dense:input=head:share=1@2"]
 SPECS += ["relative:sinks=2", "relative:sinks=2+dot", "random@1|relative:sinks=2@2"]
 ROTARY = RotaryOptions(base=30.0, share=0.5)
 SMALL = [
@@ -50,12 +52,13 @@ def turned(vector, position, rotary):
     return torch.stack(out)
 
 
-def naive_logit(part, h, query, key, i, j, is_last=False, rotary=None):
+def naive_logit(part, h, query, key, i, j, is_last=False, rotary=None, head=None):
     """One logit of head h: a query at position i, a key at position j, and the paper's equation.
 
     is_last  whether this is the last real key
+    head     which of the layer's heads h of a group is
     """
-    name = type(part).__name__
+    name, head = type(part).__name__, h if head is None else head
     if name == "DotProduct":
         left, right = turned(query @ part.wq[h], i, rotary), turned(key @ part.wk[h], j, rotary)
         return left @ right / math.sqrt(K)
@@ -73,15 +76,17 @@ def naive_logit(part, h, query, key, i, j, is_last=False, rotary=None):
     if name == "Grouped":
         for group, count in zip(part.groups, part.heads, strict=True):
             if h < count:
-                return naive_logit(group, h, query, key, i, j, is_last, rotary)
+                return naive_logit(group, h, query, key, i, j, is_last, rotary, head)
             h -= count
     if name == "Mixture":
         alphas = part.mix[h].exp() / part.mix[h].exp().sum()
         return sum(
-            alpha * naive_logit(each, h, query, key, i, j, is_last, rotary)
+            alpha * naive_logit(each, h, query, key, i, j, is_last, rotary, head)
             for alpha, each in zip(alphas, part.parts, strict=True)
         )
-    hidden = torch.relu(query @ part.w1[h] + part.b1[h])
+    read = query[head * K : (head + 1) * K] if part.input == "head" else query
+    hidden = torch.relu(read @ part.w1[h] + part.b1[h])
+    h = 0 if part.share else h
     if name == "Dense":
         return hidden @ part.w2[h, :, j] + part.b2[h, j]
     assert name == "FactorizedDense"

@@ -24,6 +24,7 @@ from variants import TABLES, redrawn, tokens
 H, D = 3, 12
 KNOWN = [spec for spec in ANY_LENGTH if spec != "dot"]
 SUMS = ["relative+relative+dot", "dense+dot", "dot+random+dense", "dense+dot+dot", "relative+dot"]
+SUMS += ["dense:input=head:share=1+dot"]
 
 needs_compiler = pytest.mark.skipif(
     not any(map(kernel.which, ("cc", "gcc", "clang"))) or kernel._gemm() is None,

@@ -134,9 +134,10 @@ def test_a_size_that_cannot_be_is_refused(numbers, text):
         ("random@2|none@1", "gives 'none' to some heads; it takes the place of all"),
         ("random@2|linformer@1", "gives 'linformer' to some heads"),
         ("dot+dot@2|dot@1", "groups of heads keep keys of different widths"),
+        ("dense:input=token", "dense:input=token; choose from model, head"),
     ],
 )
-def test_groups_that_cannot_be_are_refused(spec, text):
+def test_a_layer_that_cannot_be_is_refused(spec, text):
     with pytest.raises(UserError, match=re.escape(text)):
         build_synthesis(spec, SIZE)
 

@@ -377,7 +377,8 @@ def term_of(name: str, module: object) -> Term:
         for key, parameter in options.items()
         if (value := getattr(module, key)) != parameter.default
     ]
-    return Term(name, tuple((key, str(+value)) for key, value in changed))  # +True is 1
+    written = ((key, value if isinstance(value, str) else str(+value)) for key, value in changed)
+    return Term(name, tuple(written))  # +True is 1
 
 
 def require_positive(name: str, **options: int) -> None:
@@ -398,6 +399,7 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (_whole, "a whole number below 2^31"),
     float: (float, "a number"),
     bool: ({"0": False, "1": True}.__getitem__, "0 or 1"),
+    str: (str, "a word"),
 }
 
 

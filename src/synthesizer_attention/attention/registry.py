@@ -90,7 +90,10 @@ def build_synthesis(spec: str, size: Size) -> Synthesis:
                 f"synthesis {spec!r} is for {sum(heads)} heads and the layer has {size.num_heads}; "
                 "let the groups add up"
             )
-        sizes = [replace(size, num_heads=count, head_width=size.d_head) for count in heads]
+        sizes = [
+            replace(size, num_heads=count, head_width=size.d_head, first_head=sum(heads[:index]))
+            for index, count in enumerate(heads)
+        ]
         built = [build_synthesis(g, own) for (g, _), own in zip(groups, sizes, strict=True)]
         return built[0] if len(built) == 1 else Grouped(built, heads)
     if terms[0].name == NONE:

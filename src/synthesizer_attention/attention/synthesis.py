@@ -46,6 +46,7 @@ class Size:
     num_heads: int
     max_len: int
     head_width: int | None = None  # K where these are some of a layer's heads
+    first_head: int = 0  # the first of them, in the layer
 
     def __post_init__(self) -> None:
         whole = self.head_width is None and self.d_model % max(1, self.num_heads)
@@ -200,12 +201,24 @@ def project_heads(x: Tensor, weight: Tensor) -> Tensor:
     return heads.unflatten(-1, (len(weight), -1)).transpose(1, 2)
 
 
-def hidden_units(x: Tensor, w1: Tensor, b1: Tensor) -> Tensor:
-    """relu(x W1 + b1) per head, heads first, by one product for all heads: (H, B, T, K)."""
+def hidden_units(x: Tensor, w1: Tensor, b1: Tensor, first_head: int = 0) -> Tensor:
+    """relu(x W1 + b1) per head, heads first, by one product for all heads: (H, B, T, K).
+
+    W1 (H, K, K) reads of x the slice of each head, W1 (H, D, K) all of it.
+    """
+    heads, width = w1.shape[:2]
+    if width != x.shape[-1]:
+        own = x[..., first_head * width : (first_head + heads) * width].unflatten(-1, (heads, -1))
+        return (torch.einsum("bthd,hdk->hbtk", own, w1) + b1[:, None, None]).relu()
     if x.shape[1] == 1:  # a row, as in decoding, is smaller than the weight
         return (project_heads(x, w1) + b1[:, None]).relu().transpose(0, 1)
     hidden = F.linear(x, w1.mT.flatten(0, 1), b1.flatten())
     return hidden.relu().unflatten(-1, (len(w1), -1)).permute(2, 0, 1, 3)
+
+
+def of_each_head(shared: Tensor, num_heads: int) -> Tensor:
+    """What all heads share, (1, ...), as each has it: (H, ...); what each has stays as it is."""
+    return shared if len(shared) == num_heads else shared.expand(num_heads, *shared.shape[1:])
 
 
 def empty(*shape: int) -> nn.Parameter:
@@ -390,27 +403,43 @@ class FactorizedRandom(Synthesis):
         nn.init.normal_(factor, std=(self.std / math.sqrt(self.k)) ** 0.5)
 
 
+def input_width(name: str, input: str, size: Size) -> int:
+    """How much of a token the first layer of a head reads: all of it, or the head's own slice."""
+    widths = {"model": size.d_model, "head": size.d_head}
+    if input not in widths:
+        raise UserError(f"{name}:input={input}; choose from {', '.join(widths)}")
+    return widths[input]
+
+
 class Dense(Synthesis):
-    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits."""
+    """B[i] = relu(x[i] W1 + b1) W2 + b2: each token predicts its own row of logits.
+
+    input  "model", or "head": a head reads its own slice of x, as wide as itself
+    share  1: all heads have the same W2 and b2
+    """
 
     weights, biases = ("w1", "w2"), ("b1", "b2")
     zeroed = ("w2", "b2")
     decoded = (("hidden", "w1"), ("hidden_bias", "b1"), ("columns", "w2"), ("offsets", "b2"))
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, *, input: str = "model", share: bool = False) -> None:
         super().__init__()
-        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.input, self.share, self.first_head = input, share, size.first_head
+        wide, groups = input_width("dense", input, size), 1 if share else size.num_heads
+        self.w1 = empty(size.num_heads, wide, size.d_head)  # (H, D or K, K)
         self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
-        self.w2 = empty(size.num_heads, size.d_head, size.max_len)  # (H, K, N)
-        self.b2 = empty(size.num_heads, size.max_len)  # (H, N)
+        self.w2 = empty(groups, size.d_head, size.max_len)  # (H or 1, K, N)
+        self.b2 = empty(groups, size.max_len)  # (H or 1, N)
         self.reset_parameters()
 
     def terms(
         self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
     ) -> Terms:
-        columns = scaled(read(self.w2, places.columns), scale)  # (H, 1 or B, S, K)
-        offsets = scaled(self.b2[:, places.columns], scale)
-        return Terms(queries=hidden_units(x, self.w1, self.b1), keys=columns, offsets=offsets)
+        w2, b2 = (of_each_head(shared, len(self.w1)) for shared in (self.w2, self.b2))
+        columns = scaled(read(w2, places.columns), scale)  # (H, 1 or B, S, K)
+        offsets = scaled(b2[:, places.columns], scale)
+        hidden = hidden_units(x, self.w1, self.b1, self.first_head)
+        return Terms(queries=hidden, keys=columns, offsets=offsets)
 
     def resize(self, max_len: int) -> None:
         self.w2 = nn.Parameter(resized(self.w2, (2,), max_len, draw_weight))
@@ -434,7 +463,10 @@ def outer_sides(max_len: int, a: int | None, b: int | None) -> tuple[int, int]:
 
 
 class FactorizedDense(Synthesis):
-    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1))."""
+    """B[i,j] = F[i, j mod a] G[i, j div a], F, G = linear(relu(x[i] W1 + b1)).
+
+    input, share  as Dense has them; the layers behind W1 are those that heads may share
+    """
 
     weights, biases = ("w1", "wa", "wb"), ("b1", "ba", "bb")
     zeroed = ("wb", "bb")
@@ -444,24 +476,37 @@ class FactorizedDense(Synthesis):
     )
     num_outer = 1
 
-    def __init__(self, size: Size, *, a: int | None = None, b: int | None = None) -> None:
+    def __init__(
+        self,
+        size: Size,
+        *,
+        a: int | None = None,
+        b: int | None = None,
+        input: str = "model",
+        share: bool = False,
+    ) -> None:
         super().__init__()
         self.a, self.b = outer_sides(size.max_len, a, b)
-        self.w1 = empty(size.num_heads, size.d_model, size.d_head)  # (H, D, K)
+        self.input, self.share, self.first_head = input, share, size.first_head
+        wide = input_width("factorized_dense", input, size)
+        groups = 1 if share else size.num_heads
+        self.w1 = empty(size.num_heads, wide, size.d_head)  # (H, D or K, K)
         self.b1 = empty(size.num_heads, size.d_head)  # (H, K)
-        self.wa = empty(size.num_heads, size.d_head, self.a)  # (H, K, a)
-        self.ba = empty(size.num_heads, self.a)  # (H, a)
-        self.wb = empty(size.num_heads, size.d_head, self.b)  # (H, K, b)
-        self.bb = empty(size.num_heads, self.b)  # (H, b)
+        self.wa = empty(groups, size.d_head, self.a)  # (H or 1, K, a)
+        self.ba = empty(groups, self.a)  # (H or 1, a)
+        self.wb = empty(groups, size.d_head, self.b)  # (H or 1, K, b)
+        self.bb = empty(groups, self.b)  # (H or 1, b)
         self.reset_parameters()
 
     def terms(
         self, x: Tensor, keys: Tensor | None, places: Places, scale: Tensor | None = None
     ) -> Terms:
         """Tile one factor, repeat the other, and multiply: all a b columns differ."""
-        hidden = hidden_units(x, self.w1, self.b1)  # (H, B, T, K)
-        weight = torch.cat([self.wa, scaled(self.wb, scale)], -1)
-        bias = torch.cat([self.ba, scaled(self.bb, scale)], -1)
+        hidden = hidden_units(x, self.w1, self.b1, self.first_head)  # (H, B, T, K)
+        shared = (self.wa, self.wb, self.ba, self.bb)
+        wa, wb, ba, bb = (of_each_head(one, len(self.w1)) for one in shared)
+        weight = torch.cat([wa, scaled(wb, scale)], -1)
+        bias = torch.cat([ba, scaled(bb, scale)], -1)
         both = torch.baddbmm(bias[:, None], hidden.flatten(1, 2), weight)  # (H, B T, a + b)
         tiled, repeated = both.unflatten(1, hidden.shape[1:3]).split([self.a, self.b], -1)
         if isinstance(places.columns, slice):
