@@ -111,7 +111,13 @@ class SynthesizerPreTrainedModel(Kept):
     _no_split_modules = ["Layer"]  # noqa: RUF012
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw one module anew; Hugging Face skips what a checkpoint has filled."""
+        """Draw one module anew, unless a checkpoint has filled it.
+
+        Newer transformers skip filled modules; 5.4 marks their parameters alone.
+        """
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if own and all(getattr(tensor, "_is_hf_initialized", False) for tensor in own):
+            return
         if isinstance(module, DRAW_THEMSELVES):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
