@@ -130,6 +130,7 @@ def test_a_check_tells_the_published_count_of_the_same_row(capsys, monkeypatch, 
     assert main(["train", "mt-wmt14-ende", "--synthesis", "R", *small]) == 2  # no data here
     said = capsys.readouterr()
     assert "  published: 67M (Machine translation" in said.out
+    assert said.out.count("  published: ") == 1, "254M is a re-run's, of another model"
     assert "(it does not answer, and nothing of it was downloaded before); these files" in said.err
     assert main(["train", "summarization-cnndm", *small]) == 2
     assert "published: no count of this row is known" in capsys.readouterr().out

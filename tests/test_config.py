@@ -67,6 +67,9 @@ def test_dense_on_each_heads_own_slice_has_the_printed_sizes(counts):
 def test_presets_are_the_papers_sizes():
     t5 = SynthesizerConfig.preset("t5-base")
     assert (t5.d_model, t5.num_layers, t5.num_decoder_layers, t5.max_len) == (768, 12, 12, 512)
+    small = SynthesizerConfig.preset("t5-small")
+    assert (small.d_model, small.num_heads, small.num_layers, small.d_ff) == (512, 8, 6, 2048)
+    assert (small.norm, small.positions) == (t5.norm, t5.positions)
     mt = SynthesizerConfig.preset("mt-base", synthesis="R+V", vocab_size=100)
     assert (mt.d_model, mt.num_heads, mt.max_len, mt.vocab_size) == (512, 8, 256, 100)
     assert mt.synthesis == "random+dot"

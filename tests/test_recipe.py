@@ -215,7 +215,7 @@ def test_a_line_says_task_data_size_and_cost():
     summary = summarize(load_recipe("mt-wmt14-ende"))
     assert summary.task == "translation"
     assert summary.data == "wmt/wmt14 de-en"
-    assert summary.size == "6+6 layers, d 512, length 256, 61M"
+    assert summary.size == "6+6 layers, d 512, length 256, 68M"
     assert summary.cost.startswith("100,000 steps, about ")
 
 

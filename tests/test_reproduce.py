@@ -71,3 +71,13 @@ def test_the_sizes_on_the_page_are_those_of_the_recipes_and_of_the_paper():
             assert ours == f"{count_parameters(sketch(config))['total'] / 1e6:.1f}M"
             published = published_parameters(recipe, name)
             assert any(count.startswith(f"{theirs} (") for count in published)
+
+
+def test_dot_has_the_printed_size_and_only_its_own_count_is_printed():
+    for recipe, printed in (("mt-wmt14-ende", 68), ("mt-wmt14-enfr", 68), ("lm-lm1b", 70)):
+        config = rough_config(load_recipe(recipe, synthesis="dot"))
+        assert round(count_parameters(sketch(config))["total"] / 1e6) == printed
+        (said,) = published_parameters(recipe, "dot")
+        assert said.startswith(f"{printed}M (Machine translation")
+    assert published_parameters("mt-wmt14-ende", "lightconv") == [], "a re-run at another size"
+    assert published_parameters("pretrain-c4", "random")[0].startswith("254M")

@@ -446,6 +446,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "norm": "rms",
         "positions": "relative",
     },
+    # Its small one: the captions of the paper's Tables 4 and 5 say small, their rows Base.
+    "t5-small": {
+        "kind": "encoder_decoder",
+        "d_model": 512,
+        "num_heads": 8,
+        "num_layers": 6,
+        "d_ff": 2048,
+        "max_len": 512,
+        "norm": "rms",
+        "positions": "relative",
+    },
     "laptop": {"d_model": 128, "num_heads": 4, "num_layers": 2, "d_ff": 512, "max_len": 128},
 }
 

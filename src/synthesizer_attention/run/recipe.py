@@ -419,15 +419,18 @@ def paper() -> dict[str, Any]:
 
 
 def published_parameters(key: str | None, synthesis: str) -> list[str]:
-    """The printed parameter counts of a recipe's row, each with the table that prints it."""
-    found = []
+    """The printed parameter counts of a recipe's row, with the table that prints them.
+
+    The first table with counts is that of the recipe's own model; others have models of their own.
+    """
     for choice in paper()["recipes"].get(key, []):
         table = paper()["tables"][choice["table"]]
         columns = choice.get("columns", list(table["columns"]))
-        for column in (name for name in columns if name.startswith("parameters")):
+        if counts := [name for name in columns if name.startswith("parameters")]:
             rows = [row for row in table["rows"] if row.get("synthesis") == synthesis]
-            found += [f"{row[column]} ({table['title']})" for row in rows if column in row]
-    return found
+            found = [(row[name], table["title"]) for row in rows for name in counts if name in row]
+            return [f"{count} ({title})" for count, title in found]
+    return []
 
 
 class Summary(NamedTuple):

@@ -57,12 +57,14 @@ def describe_data(task: Task) -> Iterator[str]:
 
 
 def _published(recipe: Recipe) -> Iterator[str]:
-    """The printed counts of the same row, where the recipe belongs to a published table."""
+    """The printed count of the same row, where the recipe is that of a published table.
+
+    A recipe in miniature names the table of another model.
+    """
+    if recipe.paper != recipe.name:
+        return
     counts = published_parameters(recipe.paper, normalize_spec(recipe.synthesis))
-    for count in counts:
-        yield f"  published: {count}"
-    if recipe.paper and not counts:
-        yield "  published: no count of this row is known"
+    yield from (f"  published: {count}" for count in counts or ["no count of this row is known"])
 
 
 def _cost(config: SynthesizerConfig) -> Iterator[str]:
