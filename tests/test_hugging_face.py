@@ -1,6 +1,8 @@
 """What users of Hugging Face rely on: saving, Auto classes, generate, Trainer, pipelines."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from synthesizer_attention import (
     SynthesizerForSequenceClassification,
     SynthesizerModel,
     UserError,
+    parameter_groups,
 )
 from test_models import EVERY_LAYER, TINY, build, config, every_layer, ids
 
@@ -334,6 +337,29 @@ def test_trainer_trains_a_causal_lm(tmp_path):
     model.eval()
     assert found == pytest.approx(model(tokens, labels=tokens).loss.item(), rel=1e-5)
     assert (model(tokens).logits.argmax(-1)[:, :-1] == tokens[:, 1:]).float().mean() > 0.95
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainers_schedule_keeps_the_ratio_of_the_tables_rate(tmp_path):
+    """The lines of docs/hugging_face.md."""
+    page = (Path(__file__).parents[1] / "docs" / "hugging_face.md").read_text()
+    (example,) = re.findall(
+        r"```python\n(optimizer = torch.optim.AdamW\(par.*?)```", page, re.DOTALL
+    )
+    model = SynthesizerForCausalLM(config("random+dot"))
+    rows = Dataset.from_list([{"input_ids": [2, 3, 4, 5], "labels": [2, 3, 4, 5]}] * 16)
+    names = {"torch": torch, "parameter_groups": parameter_groups, "Trainer": Trainer}
+    short = arguments(TrainingArguments, tmp_path)
+    short.max_steps, short.warmup_steps = 3, 2
+    exec(example, {**names, "model": model, "arguments": short, "dataset": rows}, names)
+    names["trainer"].train()
+    groups = {group["name"]: group for group in names["trainer"].optimizer.param_groups}
+    tables = [p for n, p in model.named_parameters() if n.endswith((".table", ".mix"))]
+    assert {*map(id, tables)} == {*map(id, groups["tables"]["params"])}
+    assert groups["tables"]["initial_lr"] == pytest.approx(30 * 3e-4)
+    assert groups["decayed"]["initial_lr"] == groups["others"]["initial_lr"] == 3e-4
+    decays = {name: group["weight_decay"] for name, group in groups.items()}
+    assert decays == {"tables": 0.0, "decayed": 0.01, "others": 0.0}
 
 
 @pytest.mark.filterwarnings("ignore")

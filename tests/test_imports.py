@@ -173,6 +173,7 @@ def test_the_layer_costs_a_torch_import_and_nothing_more():
     printed = run(
         "import sys; import synthesizer_attention; assert 'torch' not in sys.modules;"
         "from synthesizer_attention import SyntheticAttention, build_mixer, build_synthesis, Size;"
+        "from synthesizer_attention import parameter_groups;"
         "heavy = {'transformers', 'accelerate', 'datasets', 'tokenizers', 'pydantic', 'rich'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SynthesizerForSequenceClassification,
     )
     from synthesizer_attention.spec import import_modules
+    from synthesizer_attention.training.optim import parameter_groups
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOME = {
     "register_mask": "attention.masks",
     "register_synthesis": "attention.registry",
     "import_modules": "spec",
+    "parameter_groups": "training.optim",
     "replace_attention": "audit.replace",
     "MIXERS": "attention.baselines",  # where ours are registered
     "Mixer": "attention.mixers",
@@ -76,6 +78,7 @@ __all__ = [
     "build_mixer",
     "build_synthesis",
     "import_modules",
+    "parameter_groups",
     "register_mask",
     "register_mixer",
     "register_synthesis",

@@ -1,24 +1,29 @@
 """Optimizers, and the learning rate as a pure function of the step."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from synthesizer_attention.run.recipe_keys import Train
+if TYPE_CHECKING:
+    from synthesizer_attention.run.recipe_keys import Train
 
 DECAY = -0.8  # g^2 of step t enters the running means of Adafactor with weight t^DECAY
 EPS1 = torch.finfo(torch.float32).eps  # the least sqrt(V)
 EPS2 = 1e-3  # the least size of a parameter that is near zero
 
 
-def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
-    """Adam, AdamW or Adafactor over three groups: tables, what decays, and what does not.
+def parameter_groups(
+    model: nn.Module, lr: float, *, table_rate: float = 30.0, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Groups for any optimizer: tables at a rate of their own, what decays, and what does not.
 
-    Tables move at `table_rate` times the learning rate; tables, norms and biases do not decay. A
-    module names its own tables and biases (its attributes `tables` and `biases`). Adafactor has no
-    betas and no eps of the recipe's kind: it keeps its own.
+        torch.optim.AdamW(parameter_groups(model, lr=3e-4, weight_decay=0.01))
+
+    Tables move at `table_rate` times lr; tables, norms and biases do not decay. A module names its
+    own tables and biases (its attributes `tables` and `biases`). A schedule of torch or Hugging
+    Face multiplies the rate of each group, so that their ratio stays.
     """
     named: dict[str, list[Tensor]] = {"tables": [], "decayed": [], "others": []}
     seen: set[int] = set()
@@ -33,10 +38,11 @@ def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
                 named["decayed"].append(parameter)
             else:
                 named["others"].append(parameter)
-    scales, decays = {"tables": train.table_rate}, {"decayed": train.weight_decay}
-    groups = [
+    scales, decays = {"tables": table_rate}, {"decayed": weight_decay}
+    return [
         {
             "params": params,
+            "lr": lr * scales.get(name, 1.0),
             "scale": scales.get(name, 1.0),
             "weight_decay": decays.get(name, 0.0),
             "name": name,
@@ -44,13 +50,22 @@ def build_optimizer(model: nn.Module, train: Train) -> optim.Optimizer:
         for name, params in named.items()
         if params
     ]
+
+
+def build_optimizer(model: nn.Module, train: "Train") -> optim.Optimizer:
+    """Adam, AdamW or Adafactor over the groups of parameters.
+
+    Adafactor has no betas and no eps of the recipe's kind: it keeps its own.
+    """
+    rates = {"table_rate": train.table_rate, "weight_decay": train.weight_decay}
+    groups = parameter_groups(model, train.lr, **rates)
     if train.optimizer == "adafactor":
         return Adafactor(groups, lr=train.lr)
     kind = optim.AdamW if train.optimizer == "adamw" else optim.Adam
     return kind(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
 
-def learning_rate(step: int, train: Train) -> float:
+def learning_rate(step: int, train: "Train") -> float:
     """The rate of a step, the first being 1: a linear warm-up to `lr`, then the schedule."""
     if step < train.warmup:
         return train.lr * step / train.warmup
