@@ -1,5 +1,7 @@
 """Attention hooked, replaced, converted, converted again and loaded computes one thing."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, MPNetConfig, MPNetModel
@@ -489,3 +491,35 @@ def test_a_converted_layer_is_refused_and_the_others_are_replaced(name, tmp_path
             torch.testing.assert_close(real_logits(loaded, batch), after)
         with pytest.raises(UserError, match=r"layer 1 of this model was replaced before \(random"):
             replace_attention(model, "random+dot", max_len=16, layers=[1])
+
+
+# the sweep over architectures
+
+
+SWEPT = {
+    "persimmon": "audited, converted, cached generation equals uncached",  # by head, normed by head
+    "llama4_text": "audited, converted, cached generation equals uncached",  # complex rotary
+    "afmoe": "audited, converted, cached generation equals uncached",  # views what attention gives
+    "pegasus_x": "audited, converted, cached generation equals uncached",  # layers that say no word
+    "deit": "audited, converted",
+    "moshi": "audited, not converted: no projections of queries and keys that heads are known",
+    "mpnet": "refused: computes attention in its own code",
+    "rwkv": "refused: computes attention in its own code",
+    "resnet": "refused: did no self-attention through",
+}
+
+
+@pytest.mark.slow
+def test_the_sweep_says_what_each_architecture_can_do(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "tools")
+    import architectures
+
+    found = dict(architectures.sweep(list(SWEPT)))
+    assert found.keys() == SWEPT.keys()
+    for name, result in found.items():
+        assert architectures.short(result).startswith(SWEPT[name]), result
+    page = architectures.PAGE.read_text()
+    for row in architectures.table([*found.items()]).splitlines()[2:]:
+        what, _, names = row.strip("| ").split(" | ")
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {what} |")]
+        assert all(name in line for name in names.split(", "))

@@ -115,6 +115,7 @@ LAYOUTS: tuple[dict[str, Projection], ...] = (  # the first whose names a module
     {"query": _Q, "key": _K},
     {"q": _Q, "k": _K},
     {"q_lin": _Q, "k_lin": _K},
+    {"Wq": _Q, "Wk": _K},
 )
 _KEPT: dict[str, Callable[[Facts], Sequence[int]]] = {  # the heads that each part keeps
     "q": dot_heads,
@@ -128,7 +129,8 @@ _COUNTED = re.compile(
 
 def layout_of(attention: nn.Module) -> dict[str, Projection]:
     """The projections of queries and keys that a module holds, by name."""
-    names = {name for name, _ in attention.named_children()}
+    kinds = nn.Linear, Conv1D, NoProjection
+    names = {name for name, child in attention.named_children() if isinstance(child, kinds)}
     layout = next((layout for layout in LAYOUTS if layout.keys() <= names), {})
     if getattr(attention, "multi_query", True):
         return layout
@@ -151,8 +153,8 @@ def whole_norms(attention: nn.Module, d_head: int) -> dict[str, str]:
     """The norms over the queries or keys of all heads, as OLMo 2 has them, by their projections."""
     found = {}
     for name in layout_of(attention):
-        norm = getattr(attention, f"{name[0]}_norm", None)
-        if norm is not None and norm.weight.numel() > d_head:
+        weight = getattr(getattr(attention, f"{name[0]}_norm", None), "weight", None)
+        if weight is not None and weight.numel() > d_head:
             found[name] = f"{name[0]}_norm"
     return found
 
@@ -227,7 +229,7 @@ class NoProjection(nn.Module):
         self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(()).expand(*x.shape[:-1], self.width)
+        return x.new_zeros(*x.shape[:-1], self.width)
 
 
 class Padded:
@@ -449,6 +451,7 @@ def converted_model(original: Any) -> Any:  # noqa: ANN401  a class of models an
 
 @cache
 def _converted_model(original: Any, config_class: Any) -> Any:  # noqa: ANN401
+    config_class.needs_masks = not original._supports_sdpa  # its layers may not say what is causal
     body = {"config_class": config_class, "__module__": __name__}
     return type(f"Converted{original.__name__}", (Converted, original), body)
 
@@ -510,7 +513,7 @@ def attend(
                 )
             )  # fmt: skip
     order = torch.tensor([*replaced, *dots]).argsort()
-    return torch.cat(parts, 1)[:, order].transpose(1, 2), None
+    return torch.cat(parts, 1)[:, order].transpose(1, 2).contiguous(), None
 
 
 def mask_of(
@@ -525,6 +528,7 @@ def mask_of(
     A window may have dropped the first token: then its slot is negative, and no key is the first.
     """
     skip = allow_is_causal_skip and not (isinstance(kv_offset, int) and kv_offset > 0)
+    skip = skip and not getattr(options.get("config"), "needs_masks", False)
     mask: Tensor | None = sdpa_mask(
         *args, kv_offset=kv_offset, attention_mask=attention_mask, allow_is_causal_skip=skip,
         **options,

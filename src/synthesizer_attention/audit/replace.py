@@ -340,7 +340,7 @@ class SynthesizedLogits(nn.Module):
         weights = weights.expand(len(value), -1, -1, -1)
         dropped = nn.functional.dropout(weights, options.get("dropout") or 0.0, self.training)
         values = value.repeat_interleave(self.size.num_heads // value.shape[1], 1)
-        return (dropped @ values).transpose(1, 2), weights
+        return (dropped @ values).transpose(1, 2).contiguous(), weights
 
     def _positions(self, mask: Tensor | None, num_keys: int, device: torch.device) -> Tensor:
         """The position of each key, (S,) or (B, S), counted from where its text begins."""
