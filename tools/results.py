@@ -119,12 +119,11 @@ def page(found: dict[str, Summary], results: Path = RESULTS) -> str:
         "their own scale: compare the order of rows, not values.",
         "## The paper's claims",
         Table(HEAD, judge_claims(found, results / "bench")).markdown(),
-        "The paper's dot has the recipe's positions (sinusoids but for the T5-like recipes); the "
-        "best dot is the one that a search on validation chose (a row that was also run with its "
-        "positions has them here), and its column is empty where that "
-        "is the same or where a claim is not about dot. A claim fails with one row that "
-        "contradicts it, and holds if every row confirms it. It is judged among its own rows, a "
-        "table below among all of its rows, so a row may be worse here and undecided there.",
+        "Each claim has one word, from the record nearest to the paper's task and against the dot "
+        "product that a search on validation chose; words of single rows are those of the tables "
+        "below. All claims are one family: the chance of any wrong word is 5% (Holm over the "
+        "claims), so rows may be decided where their claim is not. A claim holds if every row "
+        "shows it, and does not hold if one row shows the contrary. Speeds have no interval.",
         "## How much dot product do mixtures keep?",
         *mixtures(found),
         "## What do Random's heads look like?",
