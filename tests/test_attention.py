@@ -1,10 +1,13 @@
 """The attention: masks, positions, caches, dropout, and the ways torch may run it."""
 
+import inspect
+
 import pytest
 import torch
+from torch import nn
 
 from synthesizer_attention.attention.baselines import build_mixer
-from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention
+from synthesizer_attention.attention.layer import TORCHS, CrossAttention, SyntheticAttention
 from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError
 from variants import every_synthesis, redrawn, tokens
@@ -130,6 +133,15 @@ def test_resizing_keeps_the_outputs_of_shorter_sequences(spec):
             "attention was called with 3 arguments by position; it takes the tokens once, not as "
             "query, key and value, and all else by name: attention(x, attention_mask=mask)",
         ),
+        (
+            lambda layer: layer(*[tokens(1, T, D)] * 3, key_padding_mask=torch.zeros(1, T)),
+            "attention got key_padding_mask=, which is nn.MultiheadAttention's; here give "
+            "attention_mask=~key_padding_mask: True where a token is real",
+        ),
+        (
+            lambda layer: layer(tokens(1, T, D), need_weights=True),
+            "here attention.attend(x) gives the output and the weights of every head",
+        ),
     ],
 )
 def test_bad_input_says_what_was_found_and_expected(call, text):
@@ -137,6 +149,29 @@ def test_bad_input_says_what_was_found_and_expected(call, text):
         call(attention("random+dot"))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_nothing_is_called_with_is_pythons_own_error():
+    with pytest.raises(TypeError, match=r"forward\(\) got an unexpected keyword argument 'mask'"):
+        attention("random+dot")(tokens(1, T, D), mask=None)
+
+
+def test_torchs_own_arguments_are_all_answered():
+    """And what the answers say is so: torch's mask, given as told, hides the same tokens."""
+    given = inspect.signature(nn.MultiheadAttention.forward).parameters
+    assert {*TORCHS} == {*given} - {"self", "query", "key", "value"}
+    torchs = nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=torch.float64)
+    ours, x = attention("dot"), tokens(2, T, D)
+    heads = torchs.in_proj_weight.detach().view(3, H, -1, D).mT  # (3, H, D, K)
+    ours.synthesis.wq.data, ours.synthesis.wk.data = heads[0].clone(), heads[1].clone()
+    ours.value.weight.data = torchs.in_proj_weight.detach()[2 * D :].clone()
+    ours.output.weight.data = torchs.out_proj.weight.detach().clone()
+    hidden = torch.zeros(2, T, dtype=torch.bool)
+    hidden[1, -2:] = True
+    y, weights = torchs(x, x, x, key_padding_mask=hidden)
+    found, each = ours.attend(x, attention_mask=~hidden)
+    torch.testing.assert_close(found[~hidden], y[~hidden])
+    torch.testing.assert_close(each.mean(1)[~hidden], weights[~hidden])
 
 
 @pytest.mark.parametrize("spec", ["lightconv", "linformer"])

@@ -1,4 +1,4 @@
-"""A token mixer of the user's own, in the user's own file, works everywhere: CONTRIBUTING's two."""
+"""A token mixer of the user's own, in the user's own file, works everywhere: the documents' own."""
 
 import re
 import subprocess
@@ -20,8 +20,8 @@ from synthesizer_attention.training.optim import build_optimizer
 from tiny import environment, language_model
 from variants import SIZE, redrawn, tokens
 
-PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGES = [Path(__file__).parents[1] / page for page in ("CONTRIBUTING.md", "docs/paper.md")]
+BLOCKS = re.findall(r"```python\n(.*?)```", "".join(p.read_text() for p in PAGES), re.DOTALL)
 SOURCES = {
     re.search(r'register_mixer\("(\w+)"', code)[1]: code for code in BLOCKS if "Mixer)" in code
 }
@@ -59,6 +59,11 @@ def loop(mixer, x):
             total = sum(mixer.spatial[i, j] * mixer.norm(v[j]) for j in seen) + mixer.offset[i]
             rows.append(mixer.narrow(u[i] * total))
             continue
+        if mixer.name == "linear_random":
+            v = mixer.value(x).view(len(x), heads, width)
+            each = [sum(mixer.table[h, i, j] * v[j, h] for j in seen) for h in range(heads)]
+            rows.append(mixer.output(torch.cat(each)))
+            continue
         q, k, v = mixer.project(x).view(len(x), 3, heads, width).unbind(1)
         q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
         each = []
@@ -83,7 +88,7 @@ def test_an_example_is_its_definition_and_skips_padding(examples, name, causal):
 @pytest.mark.parametrize("chunks", [(1,) * 7, (3, 1, 3)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_cache_gives_what_the_whole_sequence_gives(examples, name, chunks):
-    """gMLP keeps its inputs, linear attention a state."""
+    """Linear attention keeps a state, the others their inputs."""
     mixer, x, cache = redrawn(build_mixer(name, SIZE, causal=True)), tokens(4, 7, 12), ValueCache()
     pieces, start = [], 0
     for piece in x.split(chunks, dim=1):
@@ -91,7 +96,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(examples, name, chunks):
         pieces.append(mixer(piece, attention_mask=MASK[:, :start], cache=cache))
     whole = mixer(x, attention_mask=MASK)
     torch.testing.assert_close(torch.cat(pieces, dim=1)[MASK], whole[MASK])
-    assert cache.values.shape == {"gmlp": (4, 1, 7, 12), "linear_attention": (4, 3, 4, 5)}[name]
+    assert cache.values.shape == ((4, 3, 4, 5) if name == "linear_attention" else (4, 1, 7, 12))
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -107,6 +107,16 @@ class Inputs:
     cache: ValueCache | None = None
 
 
+TORCHS = {
+    "key_padding_mask": "give attention_mask=~key_padding_mask: True where a token is real",
+    "attn_mask": "the layer is built with causal=True or window=, and bias= is added to its logits",
+    "is_causal": "the layer is built with causal=True",
+    "need_weights": "attention.attend(x) gives the output and the weights of every head",
+    "average_attn_weights": "attention.attend(x)[1].mean(1) are the weights, averaged over heads",
+}
+"""What nn.MultiheadAttention is called with, and what does it here."""
+
+
 class TokenMixer(nn.Module):
     """What stands in a layer: SyntheticAttention, or a Mixer (mixers.py)."""
 
@@ -118,7 +128,15 @@ class TokenMixer(nn.Module):
         position_ids: Tensor | None = None,
         bias: Tensor | None = None,
         cache: ValueCache | None = None,
+        **foreign: object,
     ) -> Tensor:
+        for name in foreign:
+            if name not in TORCHS:
+                kind = type(self).__name__
+                raise TypeError(f"{kind}.forward() got an unexpected keyword argument {name!r}")
+            raise UserError(
+                f"attention got {name}=, which is nn.MultiheadAttention's; here {TORCHS[name]}"
+            )
         if others:
             raise UserError(
                 f"attention was called with {1 + len(others)} arguments by position; it takes the "
