@@ -97,7 +97,8 @@ class _Browser:
         return answer["result"]
 
     def evaluate(self, session, expression):
-        return self.call("Runtime.evaluate", session, expression=expression)["result"]["value"]
+        given = {"expression": expression, "awaitPromise": True}
+        return self.call("Runtime.evaluate", session, **given)["result"]["value"]
 
     def wait_for(self, name):
         while not any(event["method"] == name for event in self.events):

@@ -86,7 +86,7 @@ def build(kind, **changes):
 
 def packed(model, dtype, **more):
     tensors = unique_weights(model) | export.extra_tensors(model) | more
-    return {**export.describe(model), "tensors": export.pack(tensors, "it", dtype)}
+    return {**export.describe(model, "it"), "tensors": export.pack(tensors, "it", dtype)}
 
 
 def computed(model, **options):
@@ -178,12 +178,10 @@ def test_javascript_tokenizes_as_the_tokenizer_does(kind, sentinels):
 
 def test_what_the_page_cannot_run_is_refused_by_name():
     universal = build("decoder", synthesis="dot", universal=True)
-    with pytest.raises(
-        UserError, match=r"universal models \(model\.universal\); leave the run out"
-    ):
-        export.describe(universal)
-    with pytest.raises(UserError, match="not 'sliding:size=4'; leave the run out"):
-        export.describe(build("decoder", synthesis="dot", window="sliding:size=4"))
+    with pytest.raises(UserError, match=r"universal models \(model\.universal\); leave it out"):
+        export.describe(universal, "it")
+    with pytest.raises(UserError, match="not 'sliding:size=4'; leave it out"):
+        export.describe(build("decoder", synthesis="dot", window="sliding:size=4"), "it")
     tokenizer = train_tokenizer(Text(kind="byte", vocab_size=300), [["a"]])
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(UserError, match=r"the tokenizer of it \(BPE after ByteLevel\)"):
@@ -252,6 +250,16 @@ def test_a_mean_is_that_of_train_texts(page, monkeypatch):
         torch.testing.assert_close(found, torch.stack(sums).mean(0), rtol=1e-4, atol=1e-6)
 
 
+def test_functions_of_ones_own_are_refused(page, tmp_path, capsys):
+    recipe = (page.parent / "dense" / "recipe.toml").read_text(encoding="utf-8")
+    changed = recipe.replace("imports = []", 'imports = ["mine.py"]')
+    (tmp_path / "recipe.toml").write_text(changed, encoding="utf-8")
+    assert main(["play", str(tmp_path), "--out", str(tmp_path / "play.html")]) == 2
+    said = f"play does not run functions of your own (mine.py); leave {tmp_path} out\n"
+    assert capsys.readouterr().err == f"synthesizer: error: {said}"
+    assert not (tmp_path / "play.html").exists()
+
+
 TYPE = """(() => { const box = document.getElementById("text"); box.value = %s;
   box.dispatchEvent(new Event("input")); return document.getElementById("cards").innerText; })()"""
 HOVER = """(() => { const tokens = document.querySelectorAll("#queries button");
@@ -268,6 +276,10 @@ SWAP = (
 )
 TAB = """document.querySelectorAll("#tabs button")[%d].click();
   document.getElementById("cards").innerText"""
+LINK = """new Promise((resolve) => {
+  addEventListener("hashchange", () => resolve(document.querySelector("#panel h2").innerText
+    + "; " + document.getElementById("readout").textContent));
+  location.hash = "#task=0&text=a+dog&model=1&head=1&query=2"; })"""
 CAPTIONS = """[...document.querySelectorAll("#panel figcaption")]
   .map((caption) => caption.innerText).join("|")"""
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
@@ -280,9 +292,9 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
     saved = "document.querySelector('#panel figcaption button').click(); location.hash"
     wide = "document.documentElement.scrollWidth"
     ask = (TYPE % '"the <i>cat\\u{1f600}"', HOVER, CELL, CAPTIONS, SWAP, saved, wide,
-           TAB % 1, wide, TAB % 2, wide, TYPE % '""')  # fmt: skip
+           TAB % 1, wide, TAB % 2, wide, TYPE % '""', LINK)  # fmt: skip
     seen = browser.look(page, tmp_path / "profile", width=width, scheme=scheme, ask=ask)
-    typed, hovered, cell, captions, swapped, url, *widths = seen.answers
+    typed, hovered, cell, captions, swapped, url, *widths, _, linked = seen.answers
     assert "bits per byte on your text" in typed
     assert "Not only the synthesis differs from random+dot: train.lr: 0.001 -> 0.5" in typed
     assert hovered.startswith("i (4) \N{RIGHTWARDS ARROW} ")  # the first three bytes are cut off
@@ -295,5 +307,6 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
     assert "swap=0%2Fmodel.decoder.layers.0.attention%2F0" in url
     assert max(widths[0], widths[2], widths[4], seen.width) <= width
     assert "<b>" in widths[3]
+    assert linked.startswith("dense, decoder layer 1: dense, head 2; \N{OPEN BOX} (3) ")
     assert seen.complaints == []
     assert seen.requests == [page.as_uri()]

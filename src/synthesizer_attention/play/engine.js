@@ -3,22 +3,26 @@
 // PyTorch's state dict. Letters: T queries, S keys, D model, H heads, K head width, N max_len.
 "use strict";
 
-const unpacked = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+function unpacked(text) {
+  const letters = atob(text), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes.buffer;
+}
 
-/** One float16, given by its bits. */
-function half(bits) {
+/** Every float16, by its bits. */
+const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const sign = bits & 32768 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
   if (exponent === 0) return sign * fraction * 2 ** -24;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
-}
+});
 
 /** {name: {shape, dtype, data}}, as export.py packs them -> {name: {shape, values}}. */
 function readTensors(packed) {
   const tensors = {};
   for (const [name, { shape, dtype, data }] of Object.entries(packed)) {
     const raw = unpacked(data);
-    const values = dtype === "float32"
-      ? new Float32Array(raw) : Float32Array.from(new Uint16Array(raw), half);
+    const values = new Float32Array(dtype === "float32" ? raw : raw.byteLength / 2);
+    if (dtype === "float16") new Uint16Array(raw).forEach((bits, i) => (values[i] = HALVES[bits]));
     tensors[name] = { shape, values };
   }
   return tensors;
@@ -28,28 +32,37 @@ function readTensors(packed) {
 function linear(x, weight, bias) {
   const [E, D] = weight.shape, T = x.length / D, w = weight.values, y = new Float32Array(T * E);
   for (let t = 0; t < T; t++)
-    for (let e = 0; e < E; e++) {
-      let sum = bias ? bias.values[e] : 0;
-      for (let d = 0, i = t * D, j = e * D; d < D; d++) sum += x[i + d] * w[j + d];
-      y[t * E + e] = sum;
+    for (let e = 0; e < E; ) {
+      const at = t * E + e, end = (e + 1) * D;
+      let i = t * D, j = e * D, a = 0, b = 0, c = 0, d = 0;
+      if (e + 4 > E) {
+        for (; j < end; i++, j++) a += x[i] * w[j];
+        y[at] = a;
+        e += 1;
+        continue;
+      }
+      for (; j < end; i++, j++) {  // four sums at once: x is read once for all
+        a += x[i] * w[j];
+        b += x[i] * w[j + D];
+        c += x[i] * w[j + 2 * D];
+        d += x[i] * w[j + 3 * D];
+      }
+      [y[at], y[at + 1], y[at + 2], y[at + 3]] = [a, b, c, d];
+      e += 4;
     }
+  if (bias) for (let n = 0; n < y.length; n++) y[n] += bias.values[n % E];
   return y;
 }
 
 /** x (T, D) times weight (H, D, K), plus bias (H, K): (H, T, K). */
 function projectHeads(x, weight, bias) {
   const [H, D, K] = weight.shape, T = x.length / D, w = weight.values;
-  const y = new Float64Array(H * T * K);
-  for (let h = 0; h < H; h++)
-    for (let t = 0; t < T; t++) {
-      const to = (h * T + t) * K;
-      for (let k = 0; k < K; k++) y[to + k] = bias ? bias.values[h * K + k] : 0;
-      for (let d = 0; d < D; d++) {
-        const factor = x[t * D + d], from = (h * D + d) * K;
-        for (let k = 0; k < K; k++) y[to + k] += factor * w[from + k];
-      }
-    }
-  return y;
+  weight.rows ??= {  // the same weight as (H K, D), made once
+    shape: [H * K, D],
+    values: each(H, K, D, (h, k, d) => w[(h * D + d) * K + k]),
+  };
+  const y = linear(x, weight.rows, bias);
+  return each(H, T, K, (h, t, k) => y[(t * H + h) * K + k]);
 }
 
 /** a (H, T, K) times the transpose of b (H, S, K): (H, T, S). */
@@ -243,7 +256,6 @@ class Model {
     const terms = this.terms(layer, x, z, T, S), logits = new Float32Array(H * T * S);
     for (const { first, values } of terms)
       values.forEach((value, i) => (logits[first * T * S + i] += value));
-    for (const term of terms) term.weights = maskedSoftmax(term.values, T, S, sees);
     const weights = maskedSoftmax(logits, T, S, sees), y = linear(z, this.get(`${at}.value.weight`));
     return { weights, S, y, terms, sees };
   }
@@ -299,7 +311,7 @@ class Model {
           weights[(h * T + i) * S + j] = sum ? values[at + j] / sum : 1 / (stop - start);
       }
     }
-    kept.push({ layer, weights, terms, H, T, S, hasMean: Boolean(mean) });
+    kept.push({ layer, weights, terms, sees, H, T, S, hasMean: Boolean(mean) });
     const mixed = new Float32Array(T * D);
     for (let h = 0; h < H; h++)
       for (let i = 0; i < T; i++)
@@ -434,4 +446,4 @@ class Tokenizer {
 }
 
 if (typeof module !== "undefined")
-  module.exports = { readTensors, Model, Tokenizer, logProbabilities };
+  module.exports = { readTensors, Model, Tokenizer };

@@ -33,7 +33,7 @@ from synthesizer_attention.run.files import write_text
 from synthesizer_attention.run.recipe import Recipe, differences
 from synthesizer_attention.run.recipe_keys import TASKS
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.spec import parse_positions, parse_spec, variants
+from synthesizer_attention.spec import parse_positions, parse_spec
 from synthesizer_attention.tasks import Task, build_task
 from synthesizer_attention.training.build import unique_weights
 from synthesizer_attention.training.evaluate import on_device
@@ -54,11 +54,16 @@ def play(paths: Sequence[Path], out: Path) -> Path:
     first: dict[str, Recipe] = {}
     for path in paths:
         run = Run(path)
-        recipe, model, tokenizer = run.recipe(), load_model(run), load_tokenizer(run.model)
+        recipe = run.recipe()
+        if recipe.imports:
+            named = ", ".join(recipe.imports)
+            raise UserError(f"play does not run functions of your own ({named}); leave {path} out")
+        model, tokenizer = load_model(run), load_tokenizer(run.model)
         config = model.config
         prefix = recipe.data.prefix if recipe.task != "text_to_text" else ""
         key = f"{config.kind} {recipe.task} {prefix} {fingerprint(tokenizer)} {config.id2label}"
-        entry = describe(model, recipe)  # refuses before any data is read
+        entry = describe(model, str(path), recipe.evaluate.max_new_tokens)
+        decoder = f" (decoder: {recipe.decoder_synthesis})" if recipe.decoder_synthesis else ""
         task = build_task(recipe, tokenizer_dir=run.model)
         if key not in groups:
             groups[key] = {
@@ -76,6 +81,7 @@ def play(paths: Sequence[Path], out: Path) -> Path:
         result = run.result()
         name = result["main_metric"]
         entry |= {
+            "label": recipe.synthesis + decoder,
             "run": str(path),
             "score": f"test {name} {result['metrics'][name]:.2f}",
             "differs": [d for d in differences(first[key], recipe) if not d.startswith(VARIED)],
@@ -100,18 +106,19 @@ def page(groups: list[Described]) -> str:
     )
 
 
-def describe(model: SynthesizerPreTrainedModel, recipe: Recipe | None = None) -> Described:
+def describe(
+    model: SynthesizerPreTrainedModel, origin: str, max_new_tokens: int | None = None
+) -> Described:
     """What engine.js must know of a model beside its tensors."""
     config = model.config
     if config.universal:
-        raise UserError("play does not run universal models (model.universal); leave the run out")
+        raise UserError(f"play does not run universal models (model.universal); leave {origin} out")
     if isinstance(config.window, str):
-        raise UserError(f"play knows windows of a number, not {config.window!r}; leave the run out")
-    longest = config.decoder_max_len
-    asked = recipe.evaluate.max_new_tokens if recipe else None
-    stacks = stacks_of(model)
+        raise UserError(
+            f"play knows windows of a number of tokens, not {config.window!r}; leave {origin} out"
+        )
+    longest = config.decoder_max_len - 1  # the start is a token, too
     return {
-        "label": recipe.synthesis if recipe else config.synthesis,
         "parameters": sum(p.numel() for p in model.parameters()),
         "config": {
             "kind": config.kind,
@@ -124,13 +131,13 @@ def describe(model: SynthesizerPreTrainedModel, recipe: Recipe | None = None) ->
             "pooling": config.pooling,
             "start": config.decoder_start_token_id,
             "end": config.eos_token_id,
-            "answer_len": min(asked or longest, longest - 1),
+            "answer_len": min(max_new_tokens or longest, longest),
             "layers": {
                 name: [
                     _layer(layer, name, f"model.{name}.layers.{n}")
                     for n, layer in enumerate(stack.layers)
                 ]
-                for name, stack in stacks.items()
+                for name, stack in stacks_of(model).items()
             },
         },
     }
@@ -179,11 +186,6 @@ def _attention(mixer: SyntheticAttention, at: str) -> Described:
         named = []
         for there, part in parts:
             name = parse_spec(spec_of(part))[0].name
-            if variants()[name].module:
-                raise UserError(
-                    f"play does not run the synthesis {name!r} of {variants()[name].module}; "
-                    "leave the run out"
-                )
             turned: Rotary | None = getattr(part, "rotary", None)
             if turned is not None:
                 rotary = {"base": turned.options.base, "width": turned.width}

@@ -283,7 +283,8 @@ function drawMap(weights, from, names, title) {
     "font-family": "monospace", "font-size": 9, "data-margin": margin }, shape("title", {}, title),
     shape("rect", { ...size, fill: "#fff" }));
   for (const [level, d] of paths)
-    svg.append(shape("path", { d, fill: `rgb(${colour((level / LEVELS) ** 2)})` }));
+    svg.append(shape("path", { d, fill: `rgb(${colour((level / LEVELS) ** 2)})`,
+      "shape-rendering": "crispEdges" }));
   rows.forEach((name, i) => svg.append(label(name,
     { x: margin - 3, y: margin + i * 10 + 8, "text-anchor": "end", fill: "#222" })));
   columns.forEach((name, j) => svg.append(label(name,
@@ -311,7 +312,7 @@ function drawPanel() {
   const kept = entry.out.kept[state.map];
   panel.hidden = !kept;
   if (!kept) return;
-  const { layer, weights, terms, T, S, hasMean } = kept, { head } = state;
+  const { layer, weights, terms, sees, T, S, hasMean } = kept, { head } = state;
   if (state.query !== null && state.query >= T) state.query = null;
   const names = namesOf(entry, kept), title = `${entry.label}, ${titleOf(layer)}, head ${head + 1}`;
   const figure = (values, from, caption) => {
@@ -331,9 +332,10 @@ function drawPanel() {
   const parts = make("div", { className: "parts" }), figures = make("div", { className: "figures" },
     figure(weights, head * T * S, isSwapped ? "mean over train text" : "attention weights"), parts);
   const own = terms.filter(({ first, heads }) => head >= first && head < first + heads);
-  if (own.length > 1) for (const { name, first, shares, weights: part } of own) {
+  if (own.length > 1) for (const { name, first, shares, values } of own) {
     const alpha = shares ? `, \u03b1 ${shares[head - first].toFixed(2)}` : "";
-    parts.append(figure(part, (head - first) * T * S, `${name}${alpha}`));
+    const logits = values.subarray((head - first) * T * S, (head - first + 1) * T * S);
+    parts.append(figure(maskedSoftmax(logits, T, S, sees), 0, `${name}${alpha}`));
   }
   const readout = make("p", { id: "readout", role: "status" });
   const strip = (id, label, all, action) => make("div", { id, className: "strip", ariaLabel: label, role: "group" },
@@ -396,8 +398,11 @@ function chooseTask(task) {
   update();
 }
 
-if (groups.length) {
+function follow() {
   readUrl();
   chooseTask(state.task);
-  byId("text").oninput = update;
 }
+
+byId("text").oninput = update;
+window.onhashchange = follow;  // a link pasted into the open page
+follow();
