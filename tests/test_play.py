@@ -252,10 +252,10 @@ def test_a_mean_is_that_of_train_texts(page, monkeypatch):
 
 def test_functions_of_ones_own_are_refused(page, tmp_path, capsys):
     recipe = (page.parent / "dense" / "recipe.toml").read_text(encoding="utf-8")
-    changed = recipe.replace("imports = []", 'imports = ["mine.py"]')
+    changed = recipe.replace("imports = []", 'imports = ["mine"]')
     (tmp_path / "recipe.toml").write_text(changed, encoding="utf-8")
     assert main(["play", str(tmp_path), "--out", str(tmp_path / "play.html")]) == 2
-    said = f"play does not run functions of your own (mine.py); leave {tmp_path} out\n"
+    said = f"play does not run functions of your own (mine); leave {tmp_path} out\n"
     assert capsys.readouterr().err == f"synthesizer: error: {said}"
     assert not (tmp_path / "play.html").exists()
 
