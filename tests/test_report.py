@@ -372,6 +372,20 @@ def test_a_box_says_which_row_to_use_and_what_it_saves(tmp_path):
     assert tables.advice(few) == ""
 
 
+def test_maps_have_the_tokens_on_their_axes_and_the_sentence_above(tmp_path):
+    summary, _ = made(tmp_path, PAIR)
+    assert "variants.</p>" in html_of([summary]), "older runs kept no tokens"
+    file = tmp_path / "0/seed1/attention.npz"
+    words = ["a", " <b>", " cat", " $x", " \N{SNOWMAN}", ".", "</s>"]
+    kept = np.frombuffer("".join(f"{word}\0" for word in words).encode(), dtype=np.uint8)
+    np.savez(file, **np.load(file), **{"decoder.tokens": kept})
+    (summary,) = summarize_all([tmp_path], verify=False)
+    page = html_of([summary])
+    assert "the same for all variants: a &lt;b&gt; cat $x \N{SNOWMAN}.&lt;/s&gt;." in page
+    (drawn,) = [svg for svg in re.findall(r"<svg.*?</svg>", page, re.S) if "by token" in svg]
+    assert drawn.count(">cat<") == drawn.count(">&lt;b&gt;<") == 2
+
+
 def test_samples_are_those_that_rows_disagree_on(tmp_path):
     summary, _ = made(tmp_path, PAIR)
     for row, last in ((0, "yes"), (1, "no")):

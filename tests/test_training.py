@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.progress import Interrupted, Progress
+from synthesizer_attention.run.records import read_arrays
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.training.checkpoint import (
@@ -69,6 +70,11 @@ def test_a_finished_run_directory_holds_all_that_is_promised(tiny_run):
     wanted = {"metrics", "signatures", "parameters", "flops_per_token", "seed", "commit"}
     assert wanted | {"versions", "training_tokens_per_second"} <= result.keys()
     assert (run.path / "attention.npz").stat().st_size < 100_000
+    arrays = read_arrays(run.path / "attention.npz")
+    for stack in ("encoder", "decoder"):
+        if f"{stack}.map" in arrays:
+            tokens = arrays[f"{stack}.tokens"].tobytes().decode().split("\0")[:-1]
+            assert len(tokens) == arrays[f"{stack}.map"].shape[-1]
     kept = {path.stem for path in run.checkpoints.iterdir()}
     assert kept == {"best", "last", "averaged"}
     lines = run.metrics()

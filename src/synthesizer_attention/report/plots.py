@@ -25,6 +25,7 @@ from synthesizer_attention.report.style import (
     literal,
     look_of,
     name_at_right,
+    shortened,
     to_svg,
 )
 from synthesizer_attention.report.summary import MINUS, WITHOUT_A_NETWORK, Line, Summary
@@ -39,6 +40,7 @@ FAR = 3  # times as far from the best as all other rows: would leave them no roo
 SHOWN = (DOT, "random", "dense", "random+dot")
 MOST = 4  # rows side by side where the table has others
 MOST_LAYERS = 6
+MOST_TOKENS = 20  # on the axes of a map
 MOST_MIXTURES = 8
 STACKS = ("encoder", "decoder")
 GAP = 2  # pixels between maps
@@ -369,7 +371,7 @@ def _thinned(curve: Array) -> Array:
 def shown_lines(summary: Summary) -> list[Line]:
     """The rows whose attention is drawn: the paper's four, or the first few that have any."""
     maps = {f"{stack}.map" for stack in STACKS}
-    able = [line for line in summary.lines if maps & _arrays(line).keys()]
+    able = [line for line in summary.lines if maps & arrays_of(line).keys()]
     first = {line.row.spec: line for line in reversed(able)}
     named = [first[spec] for spec in SHOWN if spec in first]
     others = [line for line in able if line not in named]
@@ -382,19 +384,23 @@ def mixtures(summary: Summary) -> list[Line]:
     return mixed[:MOST_MIXTURES]
 
 
-def _arrays(line: Line) -> dict[str, Array]:
+def arrays_of(line: Line) -> dict[str, Array]:
+    """What the first finished run of a row keeps of its attention."""
     return line.row.finished[0].arrays("attention.npz") if line.row.finished else {}
 
 
 def attention_plots(
-    lines: Sequence[Line], key: str, draw: Callable[[Line, str, dict[str, Array]], str]
+    lines: Sequence[Line],
+    key: str,
+    draw: Callable[[Line, str, dict[str, Array]], str],
+    what: str = "",
 ) -> list[Plot]:
     """What is drawn of these arrays of each row that has them, encoders first."""
-    found = [(line, _arrays(line)) for line in lines]
+    found = [(line, arrays_of(line)) for line in lines]
     return [
         Plot(
             draw(line, stack, arrays),
-            f"seed {line.row.finished[0].seed}",
+            f"seed {line.row.finished[0].seed}" + (f", {what}" if what else ""),
             f"{line.row.label}, {stack}",
         )
         for stack in STACKS
@@ -433,6 +439,30 @@ def mosaic(line: Line, stack: str, arrays: dict[str, Array]) -> str:
         bar.outline.set_visible(False)
         bar.set_label("weight; queries downwards, keys to the right", fontsize=9)
         return to_svg(figure, f"Attention maps of {line.row.label}, {stack}, by layer and head")
+
+
+def words_of(arrays: dict[str, Array], stack: str) -> list[str]:
+    """The tokens of a stack's maps; none where a run kept none."""
+    kept = arrays.get(f"{stack}.tokens", np.empty(0)).astype(np.uint8).tobytes()
+    return kept.decode(errors="replace").split("\0")[:-1]
+
+
+def by_token(line: Line, stack: str, arrays: dict[str, Array]) -> str:
+    """The last layer, the mean of its heads, with the tokens on both axes."""
+    words = [shortened(literal(word).strip()) for word in words_of(arrays, stack)[:MOST_TOKENS]]
+    count = len(words)
+    weights = arrays[f"{stack}.map"][-1].mean(0)[:count, :count] / 255
+    if weights.shape != (count, count) or not count:
+        return ""
+    with drawing(4.2) as (figure, axes):
+        axes.grid(visible=False)
+        axes.imshow(weights, cmap="viridis", norm=PowerNorm(0.5, 0, 1), interpolation="none")
+        axes.set_xticks(range(count), words, rotation=90)
+        axes.set_yticks(range(count), words)
+        axes.tick_params(length=0, labelsize=8)
+        axes.set_xlabel("keys")
+        axes.set_ylabel("queries")
+        return to_svg(figure, f"Attention of {line.row.label}, {stack}, last layer, by token")
 
 
 def histogram(line: Line, stack: str, arrays: dict[str, Array]) -> str:

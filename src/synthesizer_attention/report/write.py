@@ -242,10 +242,22 @@ def _published(summary: Summary) -> list[Block]:
 def _drawn(summary: Summary) -> list[Section]:
     """The sections that are plots alone."""
     attended, mixed = plots.shown_lines(summary), plots.mixtures(summary)
-    tokens = Text("The first tokens of one test example, the same for all variants.", "note")
+    kept = (
+        plots.words_of(plots.arrays_of(line), stack) for line in attended for stack in plots.STACKS
+    )
+    tokens_kept = next(filter(None, kept), [])
+    spaced = any(" " in token for token in tokens_kept)
+    words = ("" if spaced else " ").join(tokens_kept).strip()
+    shown = f": {words}" if words else ""
+    tokens = Text(
+        f"The first tokens of one test example, the same for all variants{shown}.", "note"
+    )
     found = {
         "Learning curves": plots.learning_curves(summary),
-        "Attention maps": plots.attention_plots(attended, "map", plots.mosaic),
+        "Attention maps": [
+            *plots.attention_plots(attended, "tokens", plots.by_token, "last layer, mean of heads"),
+            *plots.attention_plots(attended, "map", plots.mosaic),
+        ],
         "Distribution of attention weights": plots.attention_plots(
             attended, "histogram", plots.histogram
         ),

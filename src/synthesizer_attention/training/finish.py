@@ -42,7 +42,7 @@ from synthesizer_attention.training.evaluate import (
     first_examples,
     source_gap,
 )
-from synthesizer_attention.training.maps import inspect, mean_sharpness
+from synthesizer_attention.training.maps import inspect, mean_sharpness, tokens_of
 
 INSPECTED = 8  # examples
 
@@ -79,7 +79,10 @@ def finish(
     gap = source_gap(model, task, split) if task.kind == "encoder_decoder" else None
     first = first_examples(task, split, PROMPTS)
     decoded = decode(model, first) if task.decodes else None
-    arrays = inspect(start, model.cpu(), first_examples(task, split, INSPECTED).inputs)
+    inspected = first_examples(task, split, INSPECTED).inputs
+    arrays = inspect(start, model.cpu(), inspected)
+    if recipe.evaluate.samples:
+        arrays |= tokens_of(model, task.tokenizer, inspected, arrays)
     run.write_arrays("statistics.npz", in_single_precision(scores.statistics))
     run.write_arrays("attention.npz", arrays)
     if decoded is not None and task.kind == "decoder":

@@ -5,9 +5,10 @@
     <stack>.histogram   (2, layers, bins)  how many weights are how large, at start and end
     <stack>.alphas      (layers, H, parts) of mixtures, as many parts as the widest has; others NaN
     <stack>.layers      (layers,)          which layers have attention at all
+    <stack>.tokens      (bytes,)           uint8: the map's tokens, UTF-8, a zero behind each
     edges               (bins + 1,)        of the histograms, in powers of ten
 
-A stack is "encoder" or "decoder". Nothing here is text.
+A stack is "encoder" or "decoder". Tokens are kept where samples.txt shows texts, too.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.synthesis import Mixture
@@ -62,6 +64,26 @@ def inspect(
         if alphas is not None:
             arrays[f"{stack}.alphas"] = alphas
     return arrays
+
+
+def tokens_of(
+    model: SynthesizerPreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    inputs: dict[str, Tensor],
+    arrays: dict[str, Array],
+) -> dict[str, Array]:
+    """What the rows and columns of the maps stand for."""
+    found = {}
+    for stack in ("encoder", "decoder"):
+        if f"{stack}.map" not in arrays:
+            continue
+        ids = inputs["input_ids"][0].tolist()
+        if stack == "decoder" and model.config.kind == "encoder_decoder":  # reads its labels later
+            ids = [model.config.decoder_start_token_id, *inputs["labels"][0].tolist()]
+        length = arrays[f"{stack}.map"].shape[-1]
+        words = [str(tokenizer.decode([one])).replace("\0", " ") + "\0" for one in ids[:length]]
+        found[f"{stack}.tokens"] = np.frombuffer("".join(words).encode(), dtype=np.uint8)
+    return found
 
 
 def look_at(model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Seen]]:
