@@ -40,6 +40,7 @@ FAR = 3  # times as far from the best as all other rows: would leave them no roo
 SHOWN = (DOT, "random", "dense", "random+dot")
 MOST = 4  # rows side by side where the table has others
 MOST_LAYERS = 6
+MOST_BYTES = 10_000  # of the tokens of a map
 MOST_TOKENS = 20  # on the axes of a map
 MOST_MIXTURES = 8
 STACKS = ("encoder", "decoder")
@@ -443,7 +444,7 @@ def mosaic(line: Line, stack: str, arrays: dict[str, Array]) -> str:
 
 def words_of(arrays: dict[str, Array], stack: str) -> list[str]:
     """The tokens of a stack's maps; none where a run kept none."""
-    kept = arrays.get(f"{stack}.tokens", np.empty(0)).astype(np.uint8).tobytes()
+    kept = arrays.get(f"{stack}.tokens", np.empty(0))[:MOST_BYTES].astype(np.uint8).tobytes()
     return kept.decode(errors="replace").split("\0")[:-1]
 
 
