@@ -469,6 +469,26 @@ def test_validation_and_test_of_a_stream_never_share_a_document(tmp_path, monkey
     assert not texts["validation"] & texts["test"]
 
 
+def test_several_test_sets_are_scored_together_and_each_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_DATA", str(tmp_path))
+    (tmp_path / "own").mkdir()
+    body = [{"en": a, "de": b} for a, b in pairs(80)]
+    for name, rows in (("train", body[:50]), ("validation", body[50:60]), ("test", body[60:68]),
+                       ("test_2017", body[68:])):  # fmt: skip
+        write_jsonl(tmp_path / "own" / f"{name}.jsonl", rows)
+    names = 'data.splits={ test = ["test", "test_2017", "test_2018"] }'  # of which one is missing
+    task = build_task(small("translation", "data.local=own", names))
+    assert task.report["parts"] == {"test": {"test": 8, "test_2017": 12}}
+    assert task.report["examples"]["test"] == 20
+    written = references(task, "test")
+    written[8:] = ["nothing like it"] * 12
+    found = task.score("test", outputs(task, "test", written)).metrics
+    assert found["bleu@test"] == pytest.approx(100)
+    assert found["bleu@test_2017"] < 5 < found["bleu"] < 95
+    assert not any("@" in name for name in task.score("validation", outputs(
+        task, "validation", references(task, "validation"))).metrics)  # fmt: skip
+
+
 def test_spans_are_corrupted_anew_each_epoch_and_alike_when_held_out(book):
     recipe = book("pretrain", "model.max_len=48", "text.kind=byte")
     task = build_task(recipe)

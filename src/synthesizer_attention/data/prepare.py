@@ -91,12 +91,23 @@ class Examples:
     def split(self, split: str) -> Table:
         """The examples of one split, in order."""
         if split not in self._tables:
-            self._tables[split] = Table.of(self._examples(split, self._source.splits[split]()))
+            self._tables[split] = Table.of(self._of_parts(split))
         table = self._tables[split]
         if not len(table):
             raise UserError(f"the {split} split has no example; check [data]")
         self.report["examples"][split] = len(table)
         return table
+
+    def _of_parts(self, split: str) -> Iterator[Fields]:
+        """The examples of a split; where it has parts the report has the number of each."""
+        parts = self._source.parts.get(split) or {split: self._source.splits[split]}
+        counts: Counter[str] = Counter()
+        for name, read in parts.items():
+            for fields in self._examples(split, read()):
+                counts[name] += 1
+                yield fields
+        if len(parts) > 1:
+            self.report.setdefault("parts", {})[split] = dict(counts)
 
     def whole_column(self, index: int) -> Iterator[str]:
         """One field of every example of the train files, those of splits cut from it included."""
@@ -114,7 +125,8 @@ class Examples:
                 hashes += hash_text(key) * len(examples)
             yield from examples
         if faults.counts:
-            self.report["bad_rows"][split] = dict(faults.counts)
+            before = Counter(self.report["bad_rows"].get(split, {}))  # of other parts
+            self.report["bad_rows"][split] = dict(before + faults.counts)
 
 
 def tokenizer_texts(

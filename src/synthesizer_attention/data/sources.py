@@ -19,6 +19,8 @@ from synthesizer_attention.run.recipe_keys import Data
 
 State = dict[str, Any]  # of a stream of rows; JSON-able
 
+Reader = Callable[[], Iterator[Row]]
+
 SPLITS = ("train", "validation", "test")
 REACH = 10.0  # seconds that the hub may take to answer
 
@@ -29,13 +31,15 @@ class Source:
     def __init__(
         self,
         origin: str,  # in the words of the report
-        splits: Mapping[str, Callable[[], Iterator[Row]]],
+        splits: Mapping[str, Reader],
         *,
         files: Sequence[File] = (),
         version: str = "",
         streams: Mapping[str, Any] | None = None,  # of a hub's set that is streamed, by split
+        parts: Mapping[str, Mapping[str, Reader]] | None = None,
     ) -> None:
         self.origin, self.splits, self.streams = origin, splits, streams or {}
+        self.parts = parts or {}  # of a split that is several of the set's own, in their order
         self._files, self._version = files, version
         self.has_files = bool(files)
 
@@ -80,7 +84,7 @@ class Source:
                 "nothing writes to them"
             )
 
-    def with_splits(self, splits: Mapping[str, Callable[[], Iterator[Row]]]) -> "Source":
+    def with_splits(self, splits: Mapping[str, Reader]) -> "Source":
         """The same content, read in another way."""
         return Source(self.origin, splits, files=self._files, version=self._version)
 
@@ -209,12 +213,18 @@ def _find_local(data: Data, folder: Path | None) -> Source | None:
     for place in local_folders(data, folder):
         if not place.is_dir():
             continue
-        found = {split: _split_files(place, data.splits.get(split, split)) for split in SPLITS}
+        named = {s: {name: _split_files(place, name) for name in _own(data, s)} for s in SPLITS}
+        found = {split: [f for files in parts.values() for f in files] for split, parts in
+                 named.items()}  # fmt: skip
         if found["train"]:
+            reader = partial(partial, _read_each, header=data.header)
             return Source(
                 f"local copy {place.name}",  # a record names no path of one machine
-                {split: partial(_read_each, f, data.header) for split, f in found.items() if f},
+                {split: reader(files) for split, files in found.items() if files},
                 files=[file for files in found.values() for file in files],
+                parts=_several(
+                    {s: {n: reader(f) for n, f in parts.items() if f} for s, parts in named.items()}
+                ),
             )
     if data.local and not data.hub:
         raise UserError(
@@ -222,6 +232,16 @@ def _find_local(data: Data, folder: Path | None) -> Source | None:
             f"SYNTHESIZER_DATA ({folder or 'not set'}); fix either, or set data.train=FILE"
         )
     return None
+
+
+def _own(data: Data, split: str) -> tuple[str, ...]:
+    """The names of a set's own splits that make up one of ours."""
+    own = data.splits.get(split, split)
+    return (own,) if isinstance(own, str) else own
+
+
+def _several(parts: dict[str, dict[str, Reader]]) -> dict[str, dict[str, Reader]]:
+    return {split: named for split, named in parts.items() if len(named) > 1}
 
 
 def _read_each(files: Sequence[File], header: bool | None) -> Iterator[Row]:
@@ -258,7 +278,7 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         if "OfflineModeIsEnabled" in cause:
             cause = "it does not answer, and nothing of it was downloaded before"
-        wanted = dict.fromkeys(data.splits.get(split, split) for split in SPLITS)
+        wanted = dict.fromkeys(name for split in SPLITS for name in _own(data, split))
         place = local_folders(data, folder or Path("$SYNTHESIZER_DATA"))[-1]
         raise UserError(
             f"cannot load {name} from the hub ({cause}); these files would do instead: "
@@ -266,25 +286,27 @@ def _from_hub(data: Data, folder: Path | None) -> Source:
             "copies), or data.train=FILE"
         ) from None
 
-    def rows(theirs: str) -> Iterator[Row]:
-        for number, fields in enumerate(loaded[theirs], start=1):
-            yield Row(f"{name} {theirs}", number, fields)
+    def rows(theirs: Sequence[str]) -> Iterator[Row]:
+        for key in theirs:
+            for number, fields in enumerate(loaded[key], start=1):
+                yield Row(f"{name} {key}", number, fields)
 
-    theirs = {split: data.splits.get(split, split) for split in SPLITS}
-    if theirs["train"] not in loaded:
+    theirs = {split: [key for key in _own(data, split) if key in loaded] for split in SPLITS}
+    if not theirs["train"]:
         raise UserError(
-            f"{name} has the splits {listed(loaded)} and no '{theirs['train']}'; "
+            f"{name} has the splits {listed(loaded)} and no '{_own(data, 'train')[0]}'; "
             "set data.splits.train"
         )
     return Source(
         f"hub {name}",
-        {split: partial(rows, key) for split, key in theirs.items() if key in loaded},
+        {split: partial(rows, keys) for split, keys in theirs.items() if keys},
         version="\0".join(
             [name, data.revision or "", *(_hub_version(loaded[key]) for key in loaded)]
         ),
-        streams={split: loaded[key] for split, key in theirs.items() if key in loaded}
+        streams={split: loaded[keys[0]] for split, keys in theirs.items() if keys}
         if data.streaming
         else None,
+        parts=_several({s: {k: partial(rows, [k]) for k in keys} for s, keys in theirs.items()}),
     )
 
 

@@ -130,8 +130,9 @@ def shown(name: str) -> str:
 
 
 def base_metric(name: str) -> str:
-    """What scores a metric of a mixture: 'glue_cola_matthews' is scored as 'matthews'."""
-    return name if name in METRICS else name.split("_", 2)[-1]
+    """What scores 'glue_cola_matthews' of a mixture, or 'matthews@mobile' of a part: 'matthews'."""
+    whole = name.partition("@")[0]
+    return whole if whole in METRICS else whole.split("_", 2)[-1]
 
 
 def score(name: str, statistics: Statistics) -> float:

@@ -388,6 +388,10 @@ def metric_tables(summary: Summary) -> tuple[Cells, Cells] | None:
     rows = [row for row in study.rows if row.finished]
     task = str(study.recipe.get("task", ""))
     added = {shown(name): (name,) for name in METRICS if name not in _PLACED}
+    parts = [key for row in rows for key in row.finished[0].told("metrics") if "@" in key]
+    for key in parts:  # of a test set made of several
+        metric, _, part = key.partition("@")
+        added[f"{shown(metric)}, {part}"] = (key,)
 
     def tells(row: Row, key: str) -> bool:
         scores = [*row.scores(key).values()]

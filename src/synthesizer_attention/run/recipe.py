@@ -391,6 +391,8 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
             "[data]: holdout is 0 and test is missing; "
             "give data.test or let holdout cut it from train"
         )
+    if data.streaming and any(not isinstance(names, str) for names in data.splits.values()):
+        yield "[data]: splits joins several of the set's own, which streaming cannot; name one each"
     if data.streaming and recipe.train.data_share < 1:
         yield (
             f"[train]: data_share is {recipe.train.data_share:g} and data.streaming reads train "

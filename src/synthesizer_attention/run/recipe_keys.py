@@ -106,8 +106,8 @@ class Data(Part):
     """Its configuration."""
     revision: str | None = None
     """Its branch, tag or commit."""
-    splits: dict[str, str] = {}
-    """Names of the set's own splits: {train = "...", validation = "...", test = "..."}."""
+    splits: dict[str, Files] = {}
+    """Names of the set's own splits: {train = "...", test = ["...", "..."]}; several are joined."""
     tasks: tuple[str, ...] = ()
     """The tasks of a text_to_text mixture."""
     cap: Positive = 2**21

@@ -60,6 +60,7 @@ class Classification(ListTask):
             for name, metric in of_task(self._recipe.task).items()
         }
         metrics = {name: score(name, each) for name, each in rows.items()}
+        metrics |= self._score_parts(split, rows[self.main_metric])
         shown = zip(self._meta["shown"][split], targets, predictions, strict=False)
         samples = [
             {"source": text, "reference": self.labels[target], "output": self.labels[prediction]}

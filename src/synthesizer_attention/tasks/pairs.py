@@ -195,6 +195,7 @@ class Pairs(PairTask):
         }
         rows["perplexity"] = outputs.perplexity_statistics()
         found = {name: score(name, each) for name, each in rows.items()}
+        found |= self._score_parts(split, rows[self.main_metric])
         signed = {name: metric.sign(references, vectors) for name, metric in metrics.items()
                   if metric.sign}  # fmt: skip
         shown = zip(sources, references, texts, strict=False)

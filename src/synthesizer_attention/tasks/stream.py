@@ -319,7 +319,7 @@ class SpanCorruption(StreamTask):
         return pair_batch(sources, targets, indices=windows, pad=self.tokenizer.pad_token_id)
 
 
-def _shared_split(data: Data) -> str | None:
+def _shared_split(data: Data) -> str | tuple[str, ...] | None:
     """The one held-out split of a set that has no other, which validation and test both name."""
     names = {data.splits.get(split, split) for split in HELD_OUT}
     return names.pop() if len(names) == 1 else None

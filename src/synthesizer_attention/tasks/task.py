@@ -18,6 +18,7 @@ from synthesizer_attention.data.sources import Source
 from synthesizer_attention.data.tokenizer import encode
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.metrics.language_model import language_model_statistics
+from synthesizer_attention.metrics.scores import score
 from synthesizer_attention.run.recipe import Recipe
 from synthesizer_attention.run.recipe_keys import TASKS
 
@@ -110,6 +111,15 @@ class Task:
     def _build(self, source: Source, given: PreTrainedTokenizerFast | None) -> Built:
         """Read and encode all splits, with the given tokenizer or a new one."""
         raise NotImplementedError
+
+    def _score_parts(self, split: str, rows: Array) -> dict[str, float]:
+        """The main metric of each part of a split that is scored whole, by name."""
+        counts = self.report.get("parts", {}).get(split, {})
+        ends = np.cumsum([*counts.values()], dtype=np.int64)
+        if not counts or len(rows) != ends[-1]:
+            return {}
+        parts = zip(counts, np.split(rows, ends[:-1]), strict=True)
+        return {f"{self.main_metric}@{name}": score(self.main_metric, part) for name, part in parts}
 
     def _limit(self, split: str) -> int | None:
         """How many examples of a split are used; test is whole."""
