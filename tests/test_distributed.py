@@ -1,6 +1,9 @@
 import json
 import math
+import os
 import platform
+import re
+import signal
 import socket
 from pathlib import Path
 
@@ -223,6 +226,19 @@ def test_a_process_that_dies_is_one_line_on_the_others(tmp_path, ranks):
         "synthesizer: error: process 0: another process of this training ended; "
         "see what it said, and run the same command to continue from the last checkpoint"
     ]
+
+
+def test_a_signal_to_one_process_stops_all_in_the_same_step(tmp_path, ranks):
+    recipe = language_model(tmp_path, "train.steps=100000", "evaluate.every=100000")
+    (tmp_path / "own.toml").write_text(dump(recipe))
+    command = [tmp_path / "own.toml", "--out", tmp_path / "run"]
+    first, second = ranks(command, command)
+    first.wait_for("step")
+    os.kill(second.pid, signal.SIGTERM)
+    ended = [process.wait() for process in (first, second)]
+    told = [re.findall(r"interrupted at step (\d+) of", said + error) for _, said, error in ended]
+    assert told[0] == told[1] != []
+    assert [*(tmp_path / "run" / "checkpoints").glob(f"step-{told[0][0]}.safetensors")]
 
 
 @pytest.mark.parametrize(

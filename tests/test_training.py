@@ -1,8 +1,11 @@
 """Training runs and their checkpoints: the same bits however often they are stopped."""
 
 import json
+import math
 import os
 import signal
+import threading
+from concurrent.futures import wait
 from functools import partial
 
 import pytest
@@ -214,6 +217,46 @@ def test_accumulating_two_half_batches_takes_the_step_of_one(tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_a_step_waits_neither_for_its_batches_nor_for_what_it_measures(tmp_path, monkeypatch):
+    """A GPU stood still while each step's loss was read and the next batch was made."""
+    recipe = language_model(tmp_path)
+    task, makers, reads = build_task(recipe), [], []
+    plain = task.train_batches
+
+    def watched(*args, **how):
+        for batch in plain(*args, **how):
+            makers.append(threading.get_ident())
+            yield batch
+
+    monkeypatch.setattr(task, "train_batches", watched)
+    loop = Loop(recipe, Run(tmp_path), task, open_accelerator(recipe), Progress())
+    batches = loop.batches()
+    for name in ("tolist", "item", "__float__"):
+        real = getattr(torch.Tensor, name)
+        spy = lambda tensor, real=real: reads.append(tensor) or real(tensor)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, name, spy)
+    for step in range(3):
+        loop.take_step(next(batches))
+        assert len(reads) == step, "what the step before measured"
+    wait([loop.ahead])
+    assert len(makers) == 4, "one ahead"
+    assert threading.get_ident() not in makers
+
+
+def test_a_loss_that_is_not_finite_names_its_step_and_is_in_no_checkpoint(tmp_path, monkeypatch):
+    recipe = language_model(tmp_path, "train.checkpoint_every=1", "train.log_every=100")
+    real = Loop._loss
+
+    def broken(loop, batch, count):
+        return real(loop, batch, count) * (math.nan if loop.state.step == 4 else 1)
+
+    monkeypatch.setattr(Loop, "_loss", broken)
+    run = Run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"loss is nan .* at step 5; .*step-4\.safetensors; lower"):
+        fit(recipe, run)
+    assert not (run.checkpoints / "step-5.safetensors").exists()
+
+
 def test_a_tracker_gets_the_lines_of_metrics_by_option(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -244,6 +287,7 @@ def begun(folder, synthesis, *changes):
     batches, losses = loop.batches(), []
     for _ in range(6):
         loop.take_step(next(batches))
+        loop.read()
         losses.append(loop.step_loss)
     return loop, losses
 

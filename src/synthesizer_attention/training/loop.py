@@ -10,7 +10,9 @@ import math
 import os
 import platform
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -155,6 +157,9 @@ class Loop:
     ) -> None:
         self.recipe, self.run, self.task = recipe, run, task
         self.accelerator, self.progress, self.state = accelerator, progress, State()
+        self.unread: deque[tuple[int, Tensor]] = deque()  # what steps measured
+        self.ahead: Future[list[Batch]] | None = None
+        self.stops = False  # some process was asked to
         model = build_model(recipe, task.tokenizer, task.labels)
         names = list(unique_weights(model))
         self.is_sharded = _is_asked(SHARDED)
@@ -174,33 +179,43 @@ class Loop:
     def train(self, interruption: Interruption) -> None:
         """Take the steps that are left, logging, evaluating and saving on the way."""
         train, every, state = self.recipe.train, self.recipe.evaluate.every, self.state
+        device, alone = self.accelerator.device, self.accelerator.num_processes == 1
         batches = self.batches()
-        pace = Pace(state.step)
+        pace, begin, tokens = Pace(state.step), now(device), state.tokens
         while state.step < train.steps and not (train.patience and state.waited >= train.patience):
-            begin = now(self.accelerator.device)
             take = self.take_measured_step if state.step == MEASURED else self.take_step
             with one_line_for_memory(self.lower_batches):
-                asked = take(next(batches), interruption.asked)
-            pace.add(now(self.accelerator.device) - begin, self.step_tokens)
+                take(next(batches), interruption.asked)
+            asked = interruption.asked if alone else self.stops
             last = state.step == train.steps
-            if state.step % train.log_every == 0 or last:
+            logs = state.step % train.log_every == 0 or last
+            evaluates = state.step % every == 0 or last
+            saves = asked or last or state.step % train.checkpoint_every == 0
+            if not (logs or evaluates or saves):
+                continue
+            self.read()
+            pace.add(now(device) - begin, state.tokens - tokens)
+            if logs:
                 self._log(pace)
-            if state.step % every == 0 or last:
+            if evaluates:
                 self._evaluate()
-            if asked or last or state.step % train.checkpoint_every == 0:
+            if saves:
                 self.checkpointer.save(asdict(state))
             if asked and not last:
                 raise Interrupted(
                     f"interrupted at step {state.step} of {train.steps}; "
                     f"run the same command to continue ({self.run.path})"
                 )
+            begin, tokens = now(device), state.tokens
         self.checkpointer.save(asdict(state))
 
-    def take_step(self, batches: list[Batch], asked: bool = False) -> bool:
-        """Update once from several batches; True where any process was asked to stop."""
+    def take_step(self, batches: list[Batch], asked: bool = False) -> None:
+        """Update once from several batches; what it measures stays on the device until `read`."""
         accelerator, state, train = self.accelerator, self.state, self.recipe.train
-        targets, tokens = self._sum(
-            sum(batch.num_targets for batch in batches), sum(batch.num_tokens for batch in batches)
+        counts = self._sum(
+            sum(batch.num_targets for batch in batches),
+            sum(batch.num_tokens for batch in batches),
+            asked,
         )
         set_rate(self.optimizer, learning_rate(state.step + 1, train))
         self.model.train()
@@ -210,27 +225,38 @@ class Loop:
             _seed_step(stable_seed(self.recipe.seed, number, accelerator.process_index))
             ready = place == len(batches) - 1
             with nullcontext() if ready else accelerator.no_sync(self.model):
-                part = self._loss(batch, targets)
+                part = self._loss(batch, counts[0].clamp(min=1).float())
                 accelerator.backward(part * accelerator.num_processes)
             loss += part.detach()
         norm = accelerator.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
-        self.step_loss, stop = self._sum(float(loss), float(asked))
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        self.step_norm, self.step_tokens = float(norm), int(tokens)
-        if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
-            raise UserError(
-                f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
-                f"{state.step + 1}; {self._kept()}; lower train.lr or train.table_rate"
-            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         state.step += 1
-        state.tokens += int(tokens)
-        state.loss += self.step_loss * targets
-        state.targets += int(targets)
-        return stop > 0
+        measured = torch.cat([self._sum(loss), norm.double().reshape(1), counts])
+        self.unread.append((state.step, measured))
+        self.read(behind=1)
 
-    def take_measured_step(self, batches: list[Batch], asked: bool) -> bool:
+    def read(self, behind: int = 0) -> None:
+        """Add up what the steps measured, the last few aside: a device is still at work on those.
+
+        So neither waits for the other, and every process learns of a signal in the same step.
+        """
+        state = self.state
+        while len(self.unread) > behind:
+            step, measured = self.unread.popleft()
+            self.step_loss, self.step_norm, targets, tokens, stops = measured.tolist()
+            if not (math.isfinite(self.step_loss) and math.isfinite(self.step_norm)):
+                raise UserError(
+                    f"the loss is {self.step_loss} and the gradient norm {self.step_norm} at step "
+                    f"{step}; {self._kept()}; lower train.lr or train.table_rate"
+                )
+            state.tokens += int(tokens)
+            state.loss += self.step_loss * targets
+            state.targets += int(targets)
+            self.stops = self.stops or stops > 0
+
+    def take_measured_step(self, batches: list[Batch], asked: bool) -> None:
         """Take a step and record its peak memory in timing.jsonl."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         for kept in self.optimizer.state.values():
@@ -238,35 +264,49 @@ class Loop:
         own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         held = sum(tensor.nbytes for tensor in own)
         with peak_memory(self.accelerator.device) as memory:
-            stop = self.take_step(batches, asked)
+            self.take_step(batches, asked)
         if self.accelerator.is_main_process and memory.peak is not None:
             self.run.log_time(self.state.step, {"memory_bytes": held + memory.peak})
-        return stop
 
     def batches(self) -> Iterator[list[Batch]]:
-        """The batches of every step that is left."""
+        """The batches of every step that is left, made one step ahead by a thread."""
         train, accelerator = self.recipe.train, self.accelerator
         batches = self.task.train_batches(
             self.state.step * train.accumulate,
             rank=accelerator.process_index,
             world=accelerator.num_processes,
         )
-        while True:
-            yield [next(batches) for _ in range(train.accumulate)]
+        pins = accelerator.device.type == "cuda"
 
-    def _loss(self, batch: Batch, targets: float) -> Tensor:
+        def make() -> list[Batch]:
+            made = [next(batches) for _ in range(train.accumulate)]
+            for batch in made if pins else ():
+                batch.inputs.update({k: tensor.pin_memory() for k, tensor in batch.inputs.items()})
+            return made
+
+        with ThreadPoolExecutor(1) as thread:
+            self.ahead = thread.submit(make)
+            while True:
+                made = self.ahead.result()
+                self.ahead = thread.submit(make)
+                yield made
+
+    def _loss(self, batch: Batch, count: Tensor) -> Tensor:
         device = self.accelerator.device
-        inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-        count = torch.tensor(max(1.0, targets), device=device)
+        inputs = {
+            name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()
+        }
         lower = self.recipe.train.precision == "bfloat16"  # of a step; weights stay float32
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             loss: Tensor = self.forward(**inputs, num_items_in_batch=count).loss
         return loss
 
-    def _sum(self, *numbers: float) -> list[float]:
-        """Numbers summed over all processes."""
-        local = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
-        total: list[float] = self.accelerator.reduce(local, "sum").tolist()
+    def _sum(self, *numbers: float | Tensor) -> Tensor:
+        """Numbers summed over all processes, on the device."""
+        device = self.accelerator.device
+        given = [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
+        local = torch.stack(given).to(device, non_blocking=True)
+        total: Tensor = self.accelerator.reduce(local, "sum")
         return total
 
     def _log(self, pace: Pace) -> None:
@@ -299,6 +339,8 @@ class Loop:
 
     def _evaluate(self) -> None:
         """Measure on validation, and keep the weights if they are the best so far."""
+        if self.ahead is not None:
+            wait([self.ahead])  # one thread at a time uses a tokenizer
         state, task = self.state, self.task
         settings, together = self.recipe.evaluate, self.accelerator
         scores = evaluate(self._whole_model(), task, "validation", settings, together).scores
