@@ -56,12 +56,12 @@ SENTENCES = {
     f"wrong verdict in the table is {LEVEL:.0%}. With fewer than {FEWEST_SEEDS} seeds there is no "
     "verdict. Simulated studies keep that rate, but where seeds fail now and then (docs/compare.md "
     "has the rates).",
-    "graph": "A verdict follows from the interval of row minus dot: better where all of it is "
-    "better than zero, no worse where all of it is within the margin ({margin}) or better, worse "
-    "where all of it is beyond the margin, behind where all of it is worse than zero but not all "
-    "beyond the margin. Intervals account for seeds and test examples, corrected for the number of "
-    f"rows and looks: the chance of any wrong verdict in the table is {LEVEL:.0%}. With fewer than "
-    f"{FEWEST_SEEDS} seeds there is no verdict. docs/compare.md has simulated rates.",
+    "graph": "A verdict follows from the interval of row minus dot. It is better where all of "
+    "it is better than zero, no worse where all of it is within the margin ({margin}) or better, "
+    "worse where all of it is beyond the margin, behind where all of it is worse than zero but "
+    "not all beyond the margin. Intervals account for seeds and test examples, corrected for the "
+    f"number of rows and looks: the chance of any wrong verdict in the table is {LEVEL:.0%}. With "
+    f"fewer than {FEWEST_SEEDS} seeds there is no verdict. docs/compare.md has simulated rates.",
     "primary": "The primary row is {label}, named before the first run that is judged: it has "
     f"{RULE.primary:.0%} of the level, and the other rows share the rest and what it hands on.",
     "dot's seeds": "Dot is in every comparison, so it has more seeds: {dot}, where a row has up to "
