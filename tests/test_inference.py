@@ -20,7 +20,7 @@ from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.guess import infer_recipe, is_data
 from synthesizer_attention.study.plan import draw_up
 from synthesizer_attention.study.rows import Asked
-from synthesizer_attention.study.search import fit_to_data
+from synthesizer_attention.study.search import fit_length, fit_to_data
 from synthesizer_attention.tasks import build_task
 from tiny import WORDS, environment
 
@@ -550,11 +550,11 @@ def test_no_more_than_one_pair_in_a_hundred_is_cut(own, tmp_path):
     plan, said = draw_up(replace(own, recipe=path, overrides=sets)), []
     before = build_task(plan.shared).report
     assert before["overlong"]["train"]["truncated"] > 0.01 * before["examples"]["train"]
-    fit_to_data(plan, Here(), said.append, plain=True)
+    fit_length(plan, Here(), said.append)
     counts = build_task(plan.shared).report
     cut = counts["overlong"].get("train", {"truncated": 0})["truncated"]
     assert cut <= 0.01 * counts["examples"]["train"]
     assert said[0].startswith(f"max_len: {plan.shared.model.max_len} in place of")
     mine = draw_up(replace(own, recipe=path, overrides=(*sets, "model.max_len=32")))
-    fit_to_data(mine, Here(), said.append, plain=True)
+    fit_length(mine, Here(), said.append)
     assert mine.shared.model.max_len == 32

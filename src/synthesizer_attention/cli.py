@@ -367,6 +367,9 @@ def compare(
             "without dot product on validation.",
         ),
     ] = None,
+    check: Annotated[
+        bool, flag("--check", "Print rows, seeds, power and time; run nothing.")
+    ] = False,
     plan: Annotated[bool, flag("--plan", "Print one train command per run; run nothing.")] = False,
     track: Track = None,
     overrides: Overrides = NONE,
@@ -380,11 +383,14 @@ def compare(
 
     An interrupted comparison continues when the same command is run again.
     """
-    options = _record(locals(), "plan", "plain")
+    options = _record(locals(), "plan", "plain", "check")
     from synthesizer_attention.study import compare as study
     from synthesizer_attention.study.rows import Asked
 
     asked = Asked(**options)
+    if check:
+        study.check_plan(asked, say_wrapped)
+        return
     if plan:
         for line in study.list_commands(asked, say_aside):
             say(line)

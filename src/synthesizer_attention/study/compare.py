@@ -6,18 +6,26 @@ the initial value of a parameter is drawn from the seed and its role.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.progress import Interrupted
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.records import read_arrays
 from synthesizer_attention.run.run import Run
-from synthesizer_attention.study.evidence import FEWEST_SEEDS
+from synthesizer_attention.study.budget import fit_budget, say_power, settled_copy
 from synthesizer_attention.study.live import Job, jobs_of, perform
 from synthesizer_attention.study.plan import Plan, draw_up
 from synthesizer_attention.study.rows import AGAIN, Asked, Row
-from synthesizer_attention.study.search import choose_positions, fit_to_data, search, settle
-from synthesizer_attention.study.stats import Measured, is_open, judge, power_sentence
+from synthesizer_attention.study.search import (
+    choose_positions,
+    fit_length,
+    fit_to_data,
+    search,
+    settle,
+)
+from synthesizer_attention.study.stats import Measured, is_open, judge
 from synthesizer_attention.study.workers import Say, WorkerPool, ask, open_pool, parse_jobs
 
 
@@ -34,6 +42,7 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
     """Run what a plan says in a worker pool; return the plan with what was found on the way."""
     try:
         say("starting workers, reading the data and timing a step ...")
+        fit_budget(plan, pool, say)
         fit_to_data(plan, pool, say, plain)
         fit_widths(plan, pool, say)
         search(plan, pool, say, plain)
@@ -42,7 +51,8 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         search(plan, pool, say, plain, following=True)
         settle(plan, say)
         fit_widths(plan, pool, say)
-        _say_power(plan, say)
+        if any(row.trials for row in plan.rows):
+            say_power(plan, say)  # again, by the spread of seeds that the search saw
         while True:
             if plan.asked.pretrain:
                 say(f"pretraining every variant by {plan.asked.pretrain}")
@@ -63,14 +73,21 @@ def conduct(plan: Plan, pool: WorkerPool, say: Say, *, plain: bool) -> Plan:
         ) from None
 
 
-def _say_power(plan: Plan, say: Say) -> None:
-    """What so many seeds can be expected to decide, before they are run."""
-    judged = [row for row in plan.rows if row.left_out is None and row.label != AGAIN]
-    tables = len({tuple(row.varied.items()) for row in judged}) or 1
-    seeds = sorted({len(plan.seeds), *(plan.looks.planned if plan.looks else ())})
-    if len(plan.seeds) >= FEWEST_SEEDS and len(judged) > tables:
-        rows = round(len(judged) / tables) - 1
-        say(power_sentence(seeds, sd=None, margin=1.0, rows=max(rows, 1), rule=plan.rule))
+def check_plan(asked: Asked, say: Say) -> None:
+    """Say what a comparison would do, decide and take; run and write nothing."""
+    plan = draw_up(asked)
+    for line in plan.words:
+        say(line)
+    with (
+        TemporaryDirectory() as folder,
+        open_pool(Path(folder), parse_jobs(asked.jobs), lambda line: None) as pool,
+    ):
+        fit_budget(plan, pool, say)
+    planned = settled_copy(plan)
+    rows = "; ".join(f"{row.label} {len(planned.seeds_of(row))}" for row in planned.rows)
+    say(f"rows and their seeds: {rows}")
+    if plan.asked.trials:
+        say(f"search: {plan.asked.trials} trials of each row and kind of positions")
 
 
 def list_commands(asked: Asked, say: Say) -> list[str]:
@@ -88,6 +105,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
     for line in plan.words:
         say(line)
     with open_pool(plan.out, jobs, say) as pool:
+        fit_length(plan, pool, say)
         fit_to_data(plan, pool, say, plain=True)
         settle(plan, say)
         fit_widths(plan, pool, say)

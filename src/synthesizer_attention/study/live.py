@@ -102,6 +102,7 @@ def perform(
     recipe = left[0].recipe
     found = ask(pool, "prepare", recipe=dump(recipe))
     plan.meet(recipe, found["report"]["identity"])
+    plan.metric = found["metric"]
     seconds = _announce(found, recipe, say)
     more = len(left) + sum(coming.values())
     runs, workers = _count(more, "run"), _count(size, "worker")
@@ -191,16 +192,20 @@ def _announce(found: dict[str, Any], recipe: Recipe, say: Say) -> float:
             say(f"{words}: {causes} in {split}")
     if "tokenizer_sample" in report:
         say(f"tokenizer: learned from {report['tokenizer_sample']}")
-    step = found["seconds_per_step"]
-    per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
-    looks = math.ceil(train.steps / recipe.evaluate.every)
-    tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
-    counts = found["examples"]
-    writing = (looks * counts["validation"] + counts["test"]) * found["seconds_per_answer"]
-    seconds = float(step * train.steps + tokens * per_token + writing + SETTLING)
+    step, (seconds, writing) = found["seconds_per_step"], run_seconds(found, recipe)
     more = f", up to {clock(writing)} of it for generation" if writing else ""
     say(f"each run: {train.steps} steps of {step * 1000:.0f} ms, about {clock(seconds)}{more}")
     return seconds
+
+
+def run_seconds(found: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
+    """How long a run takes by what a worker timed, and how much of it generates texts."""
+    train, step, counts = recipe.train, found["seconds_per_step"], found["examples"]
+    per_token = step / (train.batch_tokens * train.accumulate * BACKWARD)
+    looks = math.ceil(train.steps / recipe.evaluate.every)
+    tokens = looks * found["tokens"]["validation"] + found["tokens"]["test"]
+    writing = (looks * counts["validation"] + counts["test"]) * found["seconds_per_answer"]
+    return float(step * train.steps + tokens * per_token + writing + SETTLING), float(writing)
 
 
 def _count(number: int, noun: str) -> str:

@@ -67,10 +67,12 @@ class Plan:
     out: Path
     fingerprint: str  # of the data, as far as it is known before they are read
     words: tuple[str, ...] = ()  # what was inferred or shortened
+    metric: str = ""  # that judges, once it is known
     errors: dict[str, str] = field(default_factory=dict)  # by label
     opponent: dict[str, Any] | None = None  # which dot product the others are compared with, why
     rule: Rule = RULE  # of the verdicts
     primary: str | None = None  # label of the row that is judged first
+    is_begun: bool = False  # it goes on with the rows, trials and steps that it has
     keeps_primary: bool = False  # as it is, None included: verdicts may have been seen
     dot_seeds: int | None = None  # of the opponent, where verdicts were seen; None: by the rule
     looks: Looks | None = None
@@ -134,6 +136,12 @@ class Plan:
         if self.pretrain:
             own = {"train.start_from": str(self.path(row, seed, pretraining=True)), **own}
         return self.base, {**self.settings, **row.settings, **(more or {}), **own}
+
+    def set(self, settings: Settings) -> None:
+        """Give every row more settings, which were found by measuring."""
+        self.settings, self.before = {**self.settings, **settings}, self.before or self.shared
+        made = self.base.make(self.settings)
+        self.shared = made.model_copy(update={"synthesis": "dot", "seed": 0})
 
     def write(self) -> None:
         """Write study.json: what a report needs beside the runs."""
@@ -302,6 +310,14 @@ def _default_out(
 def _go_on(plan: Plan, there: dict[str, Any]) -> None:
     """A study goes on with the rule and the search that it began with."""
     plan.meet(plan.shared, there.get("identity"))
+    plan.is_begun = True
+    if plan.guessed and not plan.asked.syntheses:  # rows and steps were chosen by their time
+        there_too = {row["spec"] for row in there["rows"]}
+        plan.rows = tuple(row for row in plan.rows if row.spec in there_too)
+    if plan.guessed and there.get("inferred"):
+        old, new = (parse_recipe(there[name], STUDY) for name in ("inferred", "shared"))
+        if new.train.steps < old.train.steps:
+            plan.set(shorten(old, new.train.steps))
     plan.rule, plan.primary = rule_of(there), there.get("primary")
     if _is_judged(plan, there):
         _keep_plan(plan, there)
@@ -385,16 +401,25 @@ def _row_name(name: str) -> str:
 
 
 def _quicken(recipe: Recipe) -> dict[str, str]:
-    """Fewer steps, and all that is counted in steps with them; relative positions."""
-    train, evaluate = recipe.train, recipe.evaluate
-    changes = {
-        "train.steps": max(1, train.steps // QUICK),
-        "train.warmup": train.warmup // QUICK,
-        "train.checkpoint_every": max(1, train.checkpoint_every // QUICK),
-        "evaluate.every": max(1, evaluate.every // QUICK),
-        "evaluate.limit": min(evaluate.limit or QUICK_LIMIT, QUICK_LIMIT),
-        # dot's best in most records, and of use to every row
+    """A fifth of the steps, fewer validation examples, and relative positions.
+
+    These were dot's best in most records, and are of use to every row.
+    """
+    return {
+        **shorten(recipe, max(1, recipe.train.steps // QUICK)),
+        "evaluate.limit": str(min(recipe.evaluate.limit or QUICK_LIMIT, QUICK_LIMIT)),
         "model.positions": with_positions(recipe, "relative") or recipe.model.positions,
+    }
+
+
+def shorten(recipe: Recipe, steps: int) -> dict[str, str]:
+    """Fewer steps, and all that is counted in steps with them."""
+    train, whole = recipe.train, recipe.train.steps
+    changes = {
+        "train.steps": steps,
+        "train.warmup": train.warmup * steps // whole,
+        "train.checkpoint_every": max(1, train.checkpoint_every * steps // whole),
+        "evaluate.every": max(1, recipe.evaluate.every * steps // whole),
     }
     return {key: str(value) for key, value in changes.items()}
 

@@ -273,11 +273,17 @@ def _variants(asked: Asked, recipe: Recipe) -> list[Row]:
 def challengers(row: Row, recipe: Recipe) -> Iterator[Row]:
     """A row that may be stronger: the recipe's positions with one kind added.
 
-    Rotary positions turn queries and keys, so they are for dot products alone.
+    Rotary positions turn queries and keys, so they are for dot products alone. Where pairs of texts
+    are compared, a dot product may also start with equal queries and keys.
     """
+    starts: list[Settings] = [{}]
+    if row.has_dot and "text_pair" in recipe.data.columns and not recipe.model.equal_qk_init:
+        starts.append({"model.equal_qk_init": "true"})
+        yield make_row(row.spec, {**row.settings, **starts[1]}, recipe, row.like)
     for kind in ADDED if row.has_dot else ADDED[:1]:
-        if positions := with_positions(recipe, kind):
-            settings = {**row.settings, POSITIONS: positions}
+        positions = with_positions(recipe, kind)
+        for start in starts if positions and kind == ADDED[0] else starts[: bool(positions)]:
+            settings = {**row.settings, POSITIONS: str(positions), **start}
             yield make_row(row.spec, settings, recipe, row.like)
 
 

@@ -50,23 +50,27 @@ IN_TABLE = "its validation scores in this table"
 
 def fit_to_data(plan: Plan, pool: WorkerPool, say: Say, plain: bool) -> None:
     """Measure what the amount of data decides, where a recipe was inferred from a user's file."""
-    if plan.guessed is None:
-        return
-    _fit_length(plan, pool, say)
-    for choice in () if plan.asked.pretrain else plan.guessed.choices:
-        if plan.asked.settings.keys() & {*choice.keys}:
-            continue
+    for choice in open_choices(plan):
         if plan.asked.searches:
             made = _measure(plan, choice, pool, say, plain)
-            _set(plan, parse_settings(made["chosen"]))
+            plan.set(parse_settings(made["chosen"]))
             plan.measured = (*plan.measured, made)
         else:
             say(f"{choice.name}: {_value(plan, choice)}, not measured in this kind of study")
 
 
-def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> None:
-    """Raise max_len until it cuts at most one pair of a translation in a hundred."""
-    if plan.shared.task != "translation" or MAX_LEN in plan.asked.settings:
+def open_choices(plan: Plan) -> list[Choice]:
+    """What of a user's file is neither inferred nor set by the user."""
+    if plan.guessed is None or plan.asked.pretrain:
+        return []
+    given = plan.asked.settings.keys()
+    return [choice for choice in plan.guessed.choices if not given & {*choice.keys}]
+
+
+def fit_length(plan: Plan, pool: WorkerPool, say: Say) -> None:
+    """Raise max_len until it cuts at most one pair of a user's translation in a hundred."""
+    translates = plan.guessed is not None and plan.shared.task == "translation"
+    if not translates or MAX_LEN in plan.asked.settings:
         return
     recipe = plan.recipe(plan.rows[0], TRIAL_SEEDS[0])
     found = ask(pool, "prepare", recipe=dump(recipe))
@@ -78,7 +82,7 @@ def _fit_length(plan: Plan, pool: WorkerPool, say: Say) -> None:
     if length < needed:
         say(f"more than 1 of 100 pairs are cut: --set {MAX_LEN}=N takes longer ones than {LONGEST}")
     tokens = max(plan.shared.train.batch_tokens, 4 * length)
-    _set(plan, {MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
+    plan.set({MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
 
 
 def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool) -> dict[str, Any]:
@@ -117,12 +121,6 @@ def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool
         f"--set {choice.keys[0]}=... keeps one)"
     )
     return {"choice": choice.name, "row": DOT, "trials": trials, "chosen": chosen}
-
-
-def _set(plan: Plan, settings: Settings) -> None:
-    """Give every row more settings."""
-    plan.settings, plan.before = {**plan.settings, **settings}, plan.before or plan.shared
-    plan.shared = plan.base.make(plan.settings).model_copy(update={"synthesis": DOT, "seed": 0})
 
 
 def _value(plan: Plan, choice: Choice) -> str:
