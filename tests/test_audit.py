@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import (
     AlbertConfig,
@@ -19,6 +20,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     BartConfig,
     BartForSequenceClassification,
+    BertForMaskedLM,
     GPT2ForSequenceClassification,
     MPNetConfig,
     MPNetModel,
@@ -98,9 +100,46 @@ def test_the_converted_folder_scores_what_the_audit_said(audits, tmp_path, metri
     judge = encode(rows[20:], metric, model, load_tokenizer(str(tmp_path / "model")), 12)
     assert value_of(judge, model) == pytest.approx(record["curve"][3]["value"], rel=1e-4)
     assert sum(len(facts["heads"]) for facts in model.config.replaced.values()) == 4
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "model-index:\n- name: model\n  results:\n  - task:" in card
-    assert "import synthesizer_attention.models" in card
+    card = ModelCard.load(tmp_path / "model" / "README.md")
+    tasks = {
+        "loss": "fill-mask",
+        "accuracy": "text-classification",
+        "spearman": "sentence-similarity",
+    }
+    assert card.data.pipeline_tag == tasks.get(metric, "feature-extraction")
+    assert (card.data.license, card.data.library_name) == ("unknown", "transformers")
+    (result,) = card.data.eval_results
+    assert (result.task_type, result.metric_type) == (card.data.pipeline_tag, metric)
+    assert result.metric_value == pytest.approx(record["curve"][3]["value"], abs=1e-4)
+    assert "import synthesizer_attention.models" in card.text
+
+
+def test_the_original_class_refuses_a_converted_folder_and_names_what_opens_it(tmp_path):
+    """Of layers without a dot product it would find no weights, and draw them anew."""
+    model = build("bert")
+    layers = found_layers(model, inputs("bert"))
+    tables = {place: HeadTables(range(3), 8) for place in range(2)}
+    build_converted(model, layers, tables).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="models and open this folder by an Auto class"):
+        BertForMaskedLM.from_pretrained(tmp_path)
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    again.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text() == (
+        tmp_path / "config.json"
+    ).read_text()
+
+
+def test_a_converted_model_keeps_its_original_license_and_task(audits, tmp_path):
+    home = tmp_path / "home"
+    shutil.copytree(audits.model("masked"), home / "masked")
+    shutil.copy(audits.home / "texts.txt", home)
+    front = "license: apache-2.0\npipeline_tag: feature-extraction\ndatasets: [secret]"
+    (home / "masked" / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
+    audits.measured("loss", tmp_path / "out", home=home)
+    convert(tmp_path / "out", tmp_path / "model", print, heads=1)
+    data = ModelCard.load(tmp_path / "model" / "README.md").data
+    assert (data.license, data.pipeline_tag) == ("apache-2.0", "feature-extraction")
+    assert data.datasets is None
 
 
 def test_from_a_folder_to_a_folder_and_on(audits, tmp_path, capsys):

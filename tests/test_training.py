@@ -96,6 +96,7 @@ def test_a_finished_run_is_not_trained_again(tiny_run):
 
 
 def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(tiny_run):
+    from huggingface_hub import ModelCard
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, run, result = tiny_run
@@ -104,9 +105,12 @@ def test_the_model_folder_loads_as_any_other_and_averages_the_last_checkpoints(t
     assert result["averaged_steps"] == [8, 12]
     torch.testing.assert_close(model.model.embedding.weight, averaged["model.embedding.weight"])
     assert AutoTokenizer.from_pretrained(run.model).decode([4 + 97]) != ""
-    card = (run.model / "README.md").read_text()
-    assert "bits_per_byte" in card
-    assert 'synthesis = "random+dot"' in card
+    card = ModelCard.load(run.model / "README.md")
+    assert (card.data.pipeline_tag, card.data.license) == ("text-generation", "unknown")
+    told = {each.metric_type: each.metric_value for each in card.data.eval_results}
+    assert told == {name: round(value, 4) for name, value in result["metrics"].items()}
+    assert {each.dataset_split for each in card.data.eval_results} == {result["split"]}
+    assert 'synthesis = "random+dot"' in card.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -43,20 +44,21 @@ from synthesizer_attention.run.files import (
     CONVERTED,
     check_regular_file,
     files_of,
+    read_regular,
     remove_leftovers,
     write_folder,
     write_record,
 )
 
 _NEAR = 0.01  # of the largest output: rounding moves less, another head's weights more
-_AUTO = {  # by how the name of a class ends
-    "ForCausalLM": "AutoModelForCausalLM",
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForImageClassification": "AutoModelForImageClassification",
-    "ForAudioClassification": "AutoModelForAudioClassification",
+_AUTO = {  # by how the name of a class ends; its task, as the hub calls it
+    "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
+    "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
+    "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
+    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text-generation"),
+    "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
+    "ForImageClassification": ("AutoModelForImageClassification", "image-classification"),
+    "ForAudioClassification": ("AutoModelForAudioClassification", "audio-classification"),
 }
 _READERS = {
     load.TEXTS: ("tokenizer", "AutoTokenizer"),
@@ -254,11 +256,34 @@ def _tables_before(record: dict[str, Any]) -> int:
     return tables_before([Layer(**layer) for layer in record["layers"]])
 
 
+def _given(model: str, task: str) -> dict[str, str]:
+    """The license and the task that the original's card names; by default unknown and its class's.
+
+    No other line of it holds for the new model.
+    """
+    told: dict[str, Any] = {}
+    card = Path(model, "README.md")
+    if card.is_file():
+        with suppress(Exception):  # whatever somebody's front matter is
+            told = ModelCard(read_regular(card)).data.to_dict()
+    own = {key: told[key] for key in ("license", "license_name", "license_link", "pipeline_tag")
+           if isinstance(told.get(key), str)}  # fmt: skip
+    return {"license": "unknown", "pipeline_tag": task} | own
+
+
 def model_card(
     record: dict[str, Any], count: int, name: str, tuned: Tuned | None, command: str
 ) -> str:
     """The folder's README, with the front matter that the hub reads."""
     base, metric, reads = model_name(record), record["metric"], record.get("reads", load.TEXTS)
+    architecture = str(record.get("architecture", ""))
+    found = (pair for end, pair in _AUTO.items() if architecture.endswith(end))
+    auto, task = next(found, ("AutoModel", "feature-extraction"))
+    if reads == load.SOUNDS and auto == "AutoModelForSeq2SeqLM":
+        auto, task = "AutoModelForSpeechSeq2Seq", "automatic-speech-recognition"
+    if reads == load.IMAGES and auto == "AutoModel":
+        task = "image-feature-extraction"
+    task = "sentence-similarity" if METRICS[metric].has_pairs else task
     point = next((p for p in record["curve"] if p["replaced"] == count), None)
     results = []
     said = f"{count} heads are no point of the audit's curve, so nothing was measured of them."
@@ -269,7 +294,6 @@ def model_card(
             "not measured since."
         )
     elif point is not None:
-        task = METRICS[metric].tasks.get(reads, METRICS[metric].tasks[load.TEXTS])
         data = record.get("run") or record["data"]
         value = round(point["value"], 4)
         results.append(EvalResult(task, data, record["data"], metric, value, verified=False))
@@ -280,14 +304,10 @@ def model_card(
         )
     front = ModelCardData(
         library_name="transformers", base_model=base, tags=["synthesizer", "attention"],
-        model_name=name, eval_results=results or None,
+        model_name=name, eval_results=results or None, **_given(model_path(record), task),
     )  # fmt: skip
     where = "synthesis" if record.get("model_type") == "synthesizer" else "replaced"
     by = "distance" if record["table"] == "relative" else "position"
-    architecture = str(record.get("architecture", ""))
-    auto = next((a for end, a in _AUTO.items() if architecture.endswith(end)), "AutoModel")
-    if reads == load.SOUNDS and auto == "AutoModelForSeq2SeqLM":
-        auto = "AutoModelForSpeechSeq2Seq"
     variable, reader = _READERS.get(reads, _READERS[load.TEXTS])
     before = _tables_before(record)
     heads = f"{before + count} of {before + len(record['order'])}"

@@ -58,6 +58,7 @@ from synthesizer_attention.models.layers import Stack
 from synthesizer_attention.spec import expand_layers
 
 NAME = "synthesizer"  # of the attention function, and of its mask twin
+OPENED = "synthesizer: import synthesizer_attention.models and open this folder by an Auto class"
 Facts = Mapping[str, Any]  # of one layer, as config.replaced holds them
 Replaced = Mapping[str, Facts]  # by the layer's name in its base model
 
@@ -425,13 +426,29 @@ def read_config(facts: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401
     return converted_config(CONFIG_MAPPING[original]).from_dict(facts, **options)
 
 
+class _OpenedByAuto:
+    """A config whose file lets the original's own class refuse the folder, and say what opens it.
+
+    That class would draw the weights of replaced heads anew. It reads which attention to use.
+    """
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        written: dict[str, Any] = super().to_diff_dict()  # type: ignore[misc]
+        return written | {"attn_implementation": OPENED}
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401
+        read = {k: v for k, v in facts.items() if (k, v) != ("attn_implementation", OPENED)}
+        return super().from_dict(read, **options)  # type: ignore[misc]
+
+
 @cache
 def converted_config(original: Any) -> Any:  # noqa: ANN401  a class of configs and its twin
     """The converted twin of a config class; its models are registered with it."""
     if getattr(original, "model_type", "") == CONVERTED:
         return original
     body = {"model_type": CONVERTED, "__module__": __name__}
-    twin = type(f"Converted{original.__name__}", (original,), body)
+    twin = type(f"Converted{original.__name__}", (_OpenedByAuto, original), body)
     for name, auto in vars(modeling_auto).items():
         if not (isinstance(auto, type) and name.startswith("AutoModel")):
             continue

@@ -13,7 +13,7 @@ A new metric is a subclass of Metric, and its name in METRICS.
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ class Metric:
     """
 
     unit: str
-    tasks: Mapping[str, str]  # as the hub calls them, by what is read
     models: tuple[str, ...] = ("",)  # how the names of their classes end
     called = "any model"
     higher_is_better = True
@@ -104,11 +103,6 @@ class Loss(Metric):
     """Outputs: the summed loss of an example's tokens, and how many they are."""
 
     unit = "nats a token"
-    tasks: Mapping[str, str] = {
-        load.TEXTS: "text-generation",
-        load.IMAGES: "image-to-text",
-        load.SOUNDS: "automatic-speech-recognition",
-    }
     models, called, higher_is_better = load.LANGUAGE_MODELS, "a language model", False
     has_tokens = True
 
@@ -137,11 +131,6 @@ class Accuracy(Metric):
     """Outputs: the logits of classes. They move by their Kullback-Leibler divergence."""
 
     unit = "points of accuracy"
-    tasks: Mapping[str, str] = {
-        load.TEXTS: "text-classification",
-        load.IMAGES: "image-classification",
-        load.SOUNDS: "audio-classification",
-    }
     models, called = load.CLASSIFIERS, "a classifier"
     column, has_classes = NAMES["label"], True
 
@@ -176,7 +165,6 @@ class Spearman(Metric):
     """Outputs: mean embeddings, two rows a pair."""
 
     unit = "points of Spearman's correlation"
-    tasks: Mapping[str, str] = {load.TEXTS: "sentence-similarity"}
     column, has_pairs = ("score", "similarity", "similarity_score", "label"), True
 
     def target(self, given: Any, config: Any) -> float:  # noqa: ANN401
@@ -203,7 +191,6 @@ class Agreement(Metric):
     """Outputs: mean states, or logits."""
 
     unit = "points of agreement with the original"
-    tasks: Mapping[str, str] = {load.TEXTS: "feature-extraction"}
 
     def statistics(self, outputs: Tensor, original: Tensor, targets: Sequence[Any]) -> Statistics:
         cosines = torch.cosine_similarity(outputs, original).double().numpy()

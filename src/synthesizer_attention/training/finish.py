@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, ModelCardData
 
 from synthesizer_attention.attention.fast.dispatch import has_kernel
 from synthesizer_attention.errors import UserError, fenced, plain
@@ -45,6 +46,11 @@ from synthesizer_attention.training.evaluate import (
 from synthesizer_attention.training.maps import inspect, mean_sharpness, tokens_of
 
 INSPECTED = 8  # examples
+_HUB_TASKS = {  # as the hub calls them; others generate text
+    "translation": "translation",
+    "summarization": "summarization",
+    "classification": "text-classification",
+}
 
 
 def finish(
@@ -232,12 +238,21 @@ def model_card(recipe: Recipe, result: dict[str, Any]) -> str:
         for name, value in result["metrics"].items()
     ]
     parts = [f"| {part} | {count:,} |" for part, count in result["parameters"].items()]
+    task = _HUB_TASKS.get(recipe.task, "text-generation")
+    results = [
+        EvalResult(
+            task, recipe.name, recipe.name, name, round(value, 4), dataset_split=result["split"]
+        )
+        for name, value in result["metrics"].items()
+    ]
+    front = ModelCardData(
+        library_name="transformers", tags=["synthesizer"], pipeline_tag=task, license="unknown",
+        model_name=f"{recipe.name}-{recipe.synthesis}", eval_results=results,
+    )  # fmt: skip
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
-            "tags:",
-            "- synthesizer",
+            str(front),
             "---",
             f"# {plain(recipe.name)} with {plain(recipe.synthesis)} attention",
             "",
