@@ -182,6 +182,12 @@ def test_what_the_page_cannot_run_is_refused_by_name():
         export.describe(universal, "it")
     with pytest.raises(UserError, match="not 'sliding:size=4'; leave it out"):
         export.describe(build("decoder", synthesis="dot", window="sliding:size=4"), "it")
+    with pytest.raises(UserError, match="play does not run dense:share=1; leave it out"):
+        export.describe(build("decoder", synthesis="random+dense:share=1"), "it")
+    packaged = build("decoder", synthesis="dot")
+    packaged.config.imports = ["some_package"]
+    with pytest.raises(UserError, match=r"functions of your own \(some_package\); leave it out"):
+        export.describe(packaged, "it")
     tokenizer = train_tokenizer(Text(kind="byte", vocab_size=300), [["a"]])
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(UserError, match=r"the tokenizer of it \(BPE after ByteLevel\)"):

@@ -22,7 +22,14 @@ from transformers import PreTrainedTokenizerFast
 from synthesizer_attention.attention.baselines import Convolution, Linformer, spec_of_mixer
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.registry import spec_of
-from synthesizer_attention.attention.synthesis import Grouped, Mixture, Rotary, Synthesis
+from synthesizer_attention.attention.synthesis import (
+    Dense,
+    FactorizedDense,
+    Grouped,
+    Mixture,
+    Rotary,
+    Synthesis,
+)
 from synthesizer_attention.data.tokenizer import ends, fingerprint, load_tokenizer
 from synthesizer_attention.errors import UserError, printable
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
@@ -117,6 +124,12 @@ def describe(
         raise UserError(
             f"play knows windows of a number of tokens, not {config.window!r}; leave {origin} out"
         )
+    if config.imports:  # of an installed package: a recipe names none
+        named = ", ".join(config.imports)
+        raise UserError(f"play does not run functions of your own ({named}); leave {origin} out")
+    for part in model.modules():
+        if isinstance(part, Dense | FactorizedDense) and (part.share or part.input != "model"):
+            raise UserError(f"play does not run {spec_of(part)}; leave {origin} out")
     longest = config.decoder_max_len - 1  # the start is a token, too
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
