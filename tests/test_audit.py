@@ -43,14 +43,15 @@ from pretrained import (
     tokenizer,
     value_of,
 )
-from synthesizer_attention.audit import converted
+from synthesizer_attention.audit import projections
 from synthesizer_attention.audit.averages import _explained, measure_averages
 from synthesizer_attention.audit.convert import convert
-from synthesizer_attention.audit.converted import LAYOUTS, Projection, build_converted
+from synthesizer_attention.audit.converted import build_converted
 from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
 from synthesizer_attention.audit.examples import METRICS, Example, Metric, encode, read_examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, load_tokenizer, num_positions
+from synthesizer_attention.audit.projections import LAYOUTS, Projection
 from synthesizer_attention.audit.run import Asked, audit, read_subject
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.cli import main
@@ -588,7 +589,7 @@ def test_an_audit_says_at_its_start_what_convert_will_do(home, tmp_path, capsys,
         (build("neox"), LAYOUTS, ""),
         (build("olmo2"), LAYOUTS, ""),
     )):  # fmt: skip
-        monkeypatch.setattr(converted, "LAYOUTS", layouts)
+        monkeypatch.setattr(projections, "LAYOUTS", layouts)
         folder, out = tmp_path / f"model{number}", tmp_path / f"out{number}"
         spread(model).save_pretrained(folder)
         tokenizer().save_pretrained(folder)

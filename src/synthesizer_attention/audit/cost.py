@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from synthesizer_attention.audit.averages import Average
-from synthesizer_attention.audit.converted import Layer, kept_keys
+from synthesizer_attention.audit.converted import Layer
 from synthesizer_attention.audit.examples import METRICS, Examples
 from synthesizer_attention.audit.hook import Hook
+from synthesizer_attention.audit.projections import kept_keys
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.training.meter import time_in_turn

@@ -38,8 +38,8 @@ from synthesizer_attention.audit.converted import (
     is_own,
     replaced_before,
     stacks_of,
-    whole_norms,
 )
+from synthesizer_attention.audit.projections import whole_norms
 from synthesizer_attention.audit.tables import HeadTables, seen_through
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import NONE

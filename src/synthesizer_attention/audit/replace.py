@@ -362,7 +362,7 @@ def dot_logits(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor
 def _replace_in_pretrained(
     model: Any, spec: str, max_len: int, layers: Iterable[int] | None, *, fresh: bool  # noqa: ANN401
 ) -> list[str]:  # fmt: skip
-    from synthesizer_attention.audit import converted  # which needs transformers
+    from synthesizer_attention.audit import converted, projections  # which need transformers
     from synthesizer_attention.audit.hook import is_cross, reachable
 
     reachable(model)
@@ -370,7 +370,7 @@ def _replace_in_pretrained(
     found = [
         name
         for name, module in base.named_modules()
-        if converted.layout_of(module) and not is_cross(name, module)
+        if projections.layout_of(module) and not is_cross(name, module)
     ]
     names = choose_layers(found, layers, type(model).__name__)
     before = converted.replaced_before(model)
@@ -384,7 +384,7 @@ def _replace_in_pretrained(
     has_dot = any(term.name == "dot" for term in parse_spec(spec))
     replaced = dict[str, dict[str, Any]]()
     for name in names:
-        sizes = converted.head_facts(base.get_submodule(name))
+        sizes = projections.head_facts(base.get_submodule(name))
         heads = [] if has_dot else list(range(sizes["num_heads"]))
         replaced[name] = {"spec": spec, "heads": heads, **sizes, "max_len": max_len}
     for name, facts in replaced.items():
@@ -393,8 +393,8 @@ def _replace_in_pretrained(
         attention = base.get_submodule(name)
         weight = next(attention.parameters())
         state = {f"{name}.{key}": value for key, value in attention.state_dict().items()}
-        state = converted.narrowed_state(state, base, "", {name: facts}, {})
-        converted.narrow_attention(attention, facts)
+        state = projections.narrowed_state(state, base, "", {name: facts}, {})
+        projections.narrow_attention(attention, facts)
         attention.load_state_dict(
             {key.removeprefix(f"{name}."): value for key, value in state.items()}, strict=False
         )
