@@ -96,3 +96,13 @@ def test_check_says_power_time_and_rows_and_writes_nothing(asked, monkeypatch):
     assert power.startswith("With 3 seeds and 4 rows (dot has 6 seeds), a row equal to dot")
     assert time == "about 1 min on 1 worker of one thread (18 runs)"
     assert rows == "rows and their seeds: dot 6; random 3; dense 3; random+dot 3; none 3"
+
+
+def test_where_texts_are_compared_dot_may_start_with_equal_queries_and_keys(tmp_path):
+    rows = [f"what is number {n} of a,is it {n * 7 % 13} of things {n},{n % 2}" for n in range(400)]
+    path = tmp_path / "pairs.csv"
+    path.write_text("\n".join(["question1,question2,is_duplicate", *rows]))
+    plan = draw_up(Asked(str(path), syntheses=("dot", "random+dot"), out=tmp_path / "study"))
+    start, own = "equal_qk_init=true", "sinusoidal+relative"
+    dots = [row.label for row in plan.rows if row.candidate]
+    assert {f"dot, {start}", f"dot, {own}, {start}"} < {*dots}
