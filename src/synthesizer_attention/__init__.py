@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from synthesizer_attention.errors import UserError
 
 if TYPE_CHECKING:
-    from synthesizer_attention.attention.baselines import build_mixer
+    from synthesizer_attention.attention.baselines import BASELINES, build_mixer
     from synthesizer_attention.attention.layer import CrossAttention, SyntheticAttention, ValueCache
     from synthesizer_attention.attention.masks import register_mask
     from synthesizer_attention.attention.mixers import MIXERS, Mixer, register_mixer
@@ -47,6 +47,7 @@ _HOME = {
     "import_modules": "spec",
     "parameter_groups": "training.optim",
     "replace_attention": "audit.replace",
+    "BASELINES": "attention.baselines",  # the older name of MIXERS
     "MIXERS": "attention.baselines",  # where ours are registered
     "Mixer": "attention.mixers",
     "register_mixer": "attention.mixers",
@@ -60,6 +61,7 @@ _HOME = {
 }
 
 __all__ = [
+    "BASELINES",
     "MIXERS",
     "SYNTHESES",
     "CrossAttention",

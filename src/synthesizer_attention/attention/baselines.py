@@ -27,6 +27,7 @@ from synthesizer_attention.attention.synthesis import Size, draw_weight, resized
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.spec import RotaryOptions, parse_spec, require_positive, term_of
 
+BASELINES = MIXERS  # its older name
 SHIFTED = 5  # up to this width, shifting and adding is the cheapest form
 BLOCK = 16  # rows of a band matrix that are multiplied at once
 
