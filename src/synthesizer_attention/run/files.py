@@ -408,12 +408,12 @@ def locked(
     say: Callable[[str], None],
     *,
     name: str = ".lock",
-    patience: float = PATIENCE,
+    patience: float | None = None,
 ) -> Iterator[None]:
     """Hold the lock of a directory, on one machine or on a disk that several share.
 
     It ends with the process that holds it, however it ends. Its file names the holder (pid, then
-    host), so that whoever waits, for so many seconds (-1: without end), can say for whom.
+    host), so that whoever waits, PATIENCE or so many seconds (-1: without end), can say for whom.
     """
     path = folder / name
     lock: BaseFileLock = FileLock(path)
@@ -424,7 +424,7 @@ def locked(
         except Timeout:
             holder = _holder(path) or holder
             say(f"waiting for {holder or 'another process'}, which is {activity} in {folder}")
-            lock.acquire(timeout=patience, poll_interval=0.25)
+            lock.acquire(timeout=PATIENCE if patience is None else patience, poll_interval=0.25)
     except Timeout:
         raise UserError(
             f"{holder or 'another process'} is {activity} in {folder}; "
