@@ -146,7 +146,7 @@ assert main(["train", "recipe.toml", "--out", "run", "--plain"]) == 0
 """
 
 
-@pytest.mark.parametrize("cache", ["shared", "own"])
+@pytest.mark.parametrize("cache", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_others_wait_for_long_encoding_beyond_the_timeout_of_a_step(tmp_path, ranks, cache):
     """They died in a barrier after ten minutes, NCCL's default; here after five seconds."""
     (tmp_path / "recipe.toml").write_text(dump(language_model(tmp_path)))

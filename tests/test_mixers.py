@@ -128,6 +128,7 @@ print(model.config.synthesis, model(torch.arange(5)[None]).logits.sum().item())
 """
 
 
+@pytest.mark.slow  # test_registry.py goes the same way with a function
 def test_mixers_from_files_are_trained_measured_compared_and_loaded(tmp_path, forks, examples):
     def command(*arguments):
         code, out, error = forks.run(*arguments, cwd=tmp_path, stdin="the old cat\n")
