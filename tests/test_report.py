@@ -194,6 +194,10 @@ def test_rows_that_are_all_behind_say_so(tmp_path):
     )
     two, _ = made(tmp_path / "b", [*rows, ("dense", "dense", (1,), 0.9)], rule="graph")
     assert "are needed for dense; random is behind dot (margin" in two.answer
+    close = [rows[0], ("random", "random", (1, 2, 3), 0.8995), ("none", "none", (1, 2, 3), 0.5)]
+    three, _ = made(tmp_path / "c", close, rule="graph", margin=0.08)
+    assert "needed for random; random is within the margin of dot with a prob" in three.answer
+    assert "%, and self-attention itself is needed (none is worse) (margin" in three.answer
 
 
 @pytest.mark.parametrize(

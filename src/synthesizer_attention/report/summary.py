@@ -565,6 +565,13 @@ def _conclude(compared: Compared) -> tuple[str, str, bool]:
         every = f"{_every(len(alone), 'without dot product')} behind dot"
         return OPEN, f"{every}; whether by more than the margin is open for {_join(after)}", True
     also = f"; {_claim(after, 'behind')} dot" if after else ""
+    likely = [row for row in alone if row.word == UNDECIDED and row.chance >= 0.5]
+    if likely:  # newer studies know chances
+        first = max(likely, key=lambda row: row.chance)
+        also += f"; {first.label} is within the margin of dot with a probability of "
+        also += f"{min(first.chance, 0.99):.0%}"
+        if _labels(of_kind(compared, NONE), WORSE):
+            also += ", and self-attention itself is needed (none is worse)"
     return OPEN, f"more seeds or test examples are needed for {_join(unknown)}{also}{beaten}", True
 
 
