@@ -563,6 +563,7 @@ def test_a_score_far_below_the_others_leaves_them_room():
     assert edge([2.0, 1.9, 1.8, 1.0]) == pytest.approx(1.74)  # three tenths below 1.8
     assert edge([2.0, 1.9, 1.8, 1.5, -9.0]) == pytest.approx(1.35), "1.5 has room"
     assert edge([2.0, 1.9, 1.8, 1.5]) == 1.5
+    assert edge([2.0, 1.99, 1.99, 1.95], 0.1) == 1.95, "no farther than seeds lie apart"
     assert edge([2.0, 1.9, -9.0]) == -9.0, "too few to tell"
     assert edge([2.0, 2.0, 2.0, 1.0]) == 1.0, "the others are one point"
     assert plots.pareto([(1, 1), (2, 0), (0, 2), (1, 0), (1, 1)]) == {0, 1, 2, 4}

@@ -192,7 +192,8 @@ def _front(
         if along < 0:
             axes.invert_xaxis()
         front = pareto([(along * cost, sign * mean) for _, cost, mean in points])
-        edge = sign * lower_edge([sign * mean for *_, mean in points])
+        spread = max(line.sd or 0.0 for line, *_ in points)
+        edge = sign * lower_edge([sign * mean for *_, mean in points], spread)
         heights = [sign * max(sign * mean, sign * edge) for *_, mean in points]
         path = sorted(((points[place][1], heights[place]) for place in front), reverse=along < 0)
         axes.step(*zip(*path, strict=True), where="pre", color=MUTED, linewidth=1, zorder=1)
@@ -219,11 +220,17 @@ def _front(
         return to_svg(figure, title)
 
 
-def lower_edge(scores: Sequence[float]) -> float:
-    """The least score to draw: the worst, or below the others where the worst are far off."""
+def lower_edge(scores: Sequence[float], spread: float = 0.0) -> float:
+    """The least score to draw: the worst, or below the others where the worst are far off.
+
+    Scores that lie together are taken to lie as far apart as seeds do.
+    """
     ranked = sorted(scores, reverse=True)
     kept = len(ranked)
-    while kept > 3 and ranked[0] - ranked[kept - 1] > FAR * (ranked[0] - ranked[kept - 2]) > 0:
+    while (
+        kept > 3
+        and ranked[0] - ranked[kept - 1] > FAR * max(ranked[0] - ranked[kept - 2], spread) > 0
+    ):
         kept -= 1
     span = ranked[0] - ranked[kept - 1]
     return ranked[-1] if kept == len(ranked) else ranked[kept - 1] - 0.3 * span

@@ -46,7 +46,7 @@ class Rule:
     bits: float = 0.02  # per byte: what a language model may lose and be no worse
     primary: float = 0.0  # share of the level with which the primary row begins
     passed_on: float = 0.0  # share that a row hands on once it is no worse
-    spending: tuple[float, ...] = ()  # of the planned looks; () by their seeds
+    spending: tuple[float, ...] = ()  # of four planned looks; of others, and without it, by seeds
     prior: tuple[tuple[int, int], ...] = ()  # (near rows, degrees of freedom) of moderation
     adds_unseen: bool = True  # always, or only if hardly any example tells the row from dot
     says_behind: bool = False
@@ -61,8 +61,7 @@ class Rule:
         if self.spending and len(planned) == len(self.spending):
             return self.spending[look]
         before = planned[look - 1] if look else 0
-        power = 2 if self.spending else 1
-        return float((planned[look] ** power - before**power) / planned[-1] ** power)
+        return (planned[look] - before) / planned[-1]
 
     def prior_freedom(self, near: int) -> int:
         """How many degrees of freedom the spread of so many near rows adds to each."""
