@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from synthesizer_attention.attention import masks
 from synthesizer_attention.attention.synthesis import Dense
 from synthesizer_attention.kernels import decoding
 from synthesizer_attention.models.config import SynthesizerConfig
@@ -33,6 +34,22 @@ KNOWN = (
     "relative+factorized_dense+factorized_random+dot",
 )
 LATE = {"norm": "rms", "norm_position": "post", "activation": "gelu", "positions": "learned"}
+MANY = 19  # sequences: two registers of them, one not full
+SETTINGS = [
+    {},
+    LATE,
+    {"positions": "none"},
+    {"positions": "relative"},
+    {"positions": "alibi", "window": 4},
+    {"positions": "rotary", "window": "chunk:size=3"},
+    {"positions": "rotary+relative", "norm_position": "post", "window": 2},
+]
+
+
+@masks.register_mask("chunk")
+def chunk(here, last, *, size):
+    start = (here - 1) // size * size
+    return start, start + size
 
 
 @pytest.fixture
@@ -51,12 +68,12 @@ def tokens_by_kernel(built, monkeypatch):
     return found
 
 
-def model_of(spec, d_model=32, num_heads=2, max_len=20, **settings):
+def model_of(spec, d_model=32, num_heads=2, max_len=20, kind="decoder", **settings):
     config = SynthesizerConfig(
-        kind="decoder", vocab_size=VOCABULARY, d_model=d_model, num_heads=num_heads, num_layers=2,
+        kind=kind, vocab_size=VOCABULARY, d_model=d_model, num_heads=num_heads, num_layers=2,
         d_ff=40, max_len=max_len, synthesis=spec, pad_token_id=0, eos_token_id=1, **settings,
     )  # fmt: skip
-    model = MODELS["decoder"](config).eval()
+    model = MODELS[kind](config).eval()
     draw = torch.Generator().manual_seed(7)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = torch.randn(tensor.shape, generator=draw) * 0.3
@@ -68,16 +85,19 @@ def ids_of(batch, length=LENGTH):
 
 
 @torch.no_grad()
-def step_by_step(model, ids, mask=None, **options):
+def step_by_step(model, ids, mask=None, source=None, source_mask=None, **options):
     """The logits of every token behind the prompt, one by one, and the cache."""
-    cache, logits = None, []
+    cache, logits, prefix = None, [], ""
+    if source is not None:
+        options |= {"input_ids": source, "attention_mask": source_mask}
+        prefix = "decoder_"
     for start, stop in [(0, PROMPT), *[(n, n + 1) for n in range(PROMPT, ids.shape[1])]]:
-        given = None if mask is None else mask[:, :stop]
-        part = ids[:, start:stop]
-        output = model(part, attention_mask=given, past_key_values=cache, use_cache=True, **options)
+        given = {f"{prefix}input_ids": ids[:, start:stop]}
+        given[f"{prefix}attention_mask"] = None if mask is None else mask[:, :stop]
+        output = model(past_key_values=cache, use_cache=True, **given, **options)
         cache = output.past_key_values
         logits.append(output.logits)
-    return torch.cat(logits[1:], 1), cache
+    return torch.cat(logits[1:], 1), getattr(cache, "self_attention_cache", cache)
 
 
 def assert_same(model, tokens_by_kernel, ids, mask=None, *, by_kernel=True, **options):
@@ -99,25 +119,62 @@ def assert_same(model, tokens_by_kernel, ids, mask=None, *, by_kernel=True, **op
     return found
 
 
+def left_padded(batch, length=LENGTH):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[0, :2] = 0
+    mask[-1, :1] = 0
+    return mask
+
+
 @pytest.mark.parametrize("spec", KNOWN)
-@pytest.mark.parametrize("settings", [{}, LATE, {"positions": "none"}])
-@pytest.mark.parametrize("width", [16, 12])  # of a head: whole vectors, and not
-def test_the_kernel_gives_what_the_stack_gives(spec, settings, width, tokens_by_kernel):
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_kernel_gives_what_the_stack_gives(spec, settings, tokens_by_kernel):
+    width = (16, 12)[(KNOWN.index(spec) + SETTINGS.index(settings)) % 2]  # whole vectors, and not
     model = model_of(spec, d_model=2 * width, **settings)
-    for batch in (1, 2, 5, 8):
-        ids, mask = ids_of(batch), torch.ones(batch, LENGTH, dtype=torch.long)
-        assert_same(model, tokens_by_kernel, ids)
-        mask[0, :2] = 0
-        mask[-1, :1] = 0
-        assert_same(model, tokens_by_kernel, ids, mask)
+    for batch in (1, 5, MANY):
+        assert_same(model, tokens_by_kernel, ids_of(batch))
+        assert_same(model, tokens_by_kernel, ids_of(batch), left_padded(batch))
+
+
+@pytest.mark.parametrize(
+    ("spec", "width", "settings"),
+    [("dot", 16, {}), ("dense+dot", 12, LATE), ("random", 16, {"positions": "alibi", "window": 4})],
+)
+def test_an_encoder_decoder_reads_its_memory_in_the_same_call(
+    spec, width, settings, tokens_by_kernel
+):
+    model = model_of(spec, d_model=2 * width, kind="encoder_decoder", **settings)
+    for batch in (1, MANY):
+        source, hidden = ids_of(batch, 18), torch.ones(batch, 18, dtype=torch.long)
+        hidden[0, 11:] = 0
+        hidden[-1, :3], hidden[-1, 7] = 0, 0  # on the left and a hole, too
+        for given in (None, hidden):
+            assert_same(model, tokens_by_kernel, ids_of(batch), source=source, source_mask=given)
+    hidden[2] = 0  # a source of padding alone is no source
+    assert_same(
+        *(model, tokens_by_kernel, ids_of(batch), left_padded(batch)),
+        source=source, source_mask=hidden,
+    )  # fmt: skip
+
+
+def test_a_wide_product_is_read_in_slices(tokens_by_kernel):
+    """More inputs than a slice of a product holds, and a vocabulary that no tile divides."""
+    model = model_of("dense+dot", d_model=1060)
+    for tensor in model.parameters():
+        tensor.data *= 0.2
+    for batch in (4, 6, MANY):
+        assert_same(model, tokens_by_kernel, ids_of(batch, 5))
 
 
 @pytest.mark.parametrize("threads", [2, 3])  # heads each, more than heads
 def test_threads_share_a_token(threads, tokens_by_kernel, monkeypatch):
     monkeypatch.setattr(decoding, "LARGE", 0)
     torch.set_num_threads(threads)
-    for spec, settings in (("random+dot", {}), ("factorized_dense", LATE)):
+    for spec, settings in (("random+dot", {}), ("factorized_dense", LATE), ("dot", SETTINGS[-1])):
         assert_same(model_of(spec, **settings), tokens_by_kernel, ids_of(3))
+        assert_same(model_of(spec, **settings), tokens_by_kernel, ids_of(MANY), left_padded(MANY))
+    model = model_of("dense", kind="encoder_decoder")
+    assert_same(model, tokens_by_kernel, ids_of(MANY), source=ids_of(MANY, 9))
 
 
 def test_a_mask_of_any_kind_is_read(tokens_by_kernel):
@@ -147,10 +204,6 @@ def test_a_frozen_table_is_read(tokens_by_kernel):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"positions": "relative"},
-        {"positions": "alibi"},
-        {"positions": "rotary"},
-        {"window": 4},
         {"universal": True},
         {"synthesis": "random@1|dot@1"},
         {"synthesis": "lightconv"},
@@ -163,11 +216,10 @@ def test_what_the_kernel_does_not_know_goes_through_the_stack(settings, tokens_b
     assert_same(model, tokens_by_kernel, ids_of(2), by_kernel=False)
 
 
-def test_holes_and_nine_sequences_go_through_the_stack(tokens_by_kernel):
+def test_holes_go_through_the_stack(tokens_by_kernel):
     model, mask = model_of("random+dot"), torch.ones(2, LENGTH, dtype=torch.long)
     mask[0, 1] = 0
     assert_same(model, tokens_by_kernel, ids_of(2), mask, by_kernel=False)
-    assert_same(model, tokens_by_kernel, ids_of(9), by_kernel=False)
 
 
 def places(model):
@@ -258,18 +310,29 @@ def test_changed_weights_are_read_by_the_next_token(tokens_by_kernel):
         before = after
 
 
-@pytest.mark.parametrize("spec", ["random+dot", "dense", "dot"])
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("random+dot", {}),
+        ("dense", {"positions": "relative", "window": 3}),
+        ("dot", {"positions": "rotary"}),
+        ("dense+dot", {"kind": "encoder_decoder", "positions": "alibi"}),
+    ],
+)
 @pytest.mark.parametrize("left", [0, 2])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_generate_writes_the_same(spec, left, options, tokens_by_kernel):
-    model, ids = model_of(spec), ids_of(2, 5)
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True}, {"num_beams": 3, "num_return_sequences": 2}]
+)
+def test_generate_writes_the_same(spec, settings, left, options, tokens_by_kernel):
+    model, ids = model_of(spec, **settings), ids_of(6, 5)
     mask = torch.ones_like(ids)
     mask[0, :left], ids[0, :left] = 0, 0
     written = []
     for refused in (False, True):
         tokens_by_kernel.update(count=0, refused=refused)
-        lengths = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
-        written.append(model.generate(ids, attention_mask=mask, **lengths, **options))
+        torch.manual_seed(3)
+        given = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, **options}
+        written.append(model.generate(ids, attention_mask=mask, **given))
         assert (tokens_by_kernel["count"] > 0) == (not refused)
     assert torch.equal(*written)
 

@@ -197,10 +197,11 @@ def test_the_kernel_lets_no_nan_pass_for_a_number(built):
 
 
 @needs_compiler
-def test_the_kernel_is_used_for_float32_alone(built):
+def test_the_kernel_is_used_for_float32_and_bfloat16_alone(built):
     assert hook.uses_kernel(torch.zeros(1), 2)
     assert not hook.uses_kernel(torch.zeros(1, dtype=torch.float64), 2)
-    assert not hook.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
+    assert not hook.uses_kernel(torch.zeros(1, dtype=torch.float16), 2)
+    assert hook.uses_kernel(torch.zeros(1, dtype=torch.bfloat16), 2)
     torch.set_num_threads(2)
     assert hook.uses_kernel(torch.zeros(1), 2)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from synthesizer_attention.attention.masks import Visibility
     from synthesizer_attention.attention.terms import Terms
 
-FEW = 8  # rows, up to which reading a weight takes longer than multiplying
+FEW = 64  # rows, up to which the kernel multiplies faster than BLAS
 GPUS = ("cuda",)  # ROCm is called that, too
 LARGE = 2**16  # numbers of a weight, from which on a call of a kernel pays
 
@@ -25,7 +25,7 @@ class Kernels:
         """Compile now what may be compiled."""
 
     def is_built(self) -> bool:
-        """Whether attend() can be called: float32 on a CPU."""
+        """Whether attend() can be called: float32 or bfloat16 on a CPU."""
         return False
 
     def attend(
@@ -52,9 +52,10 @@ class Kernels:
         self,
         stack: nn.Module,
         x: Tensor,
-        caches: Sequence[Any],
+        cache: Any,  # noqa: ANN401
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
+        memory_mask: Tensor | None,
     ) -> Tensor | None:
         """One more token through a whole stack by one call; None: the stack has to be called."""
         return None
@@ -105,7 +106,8 @@ def _find() -> Kernels:
 
 def uses_kernel(values: Tensor, num_queries: int) -> bool:
     """Whether the compiled kernel is there and fits; one row is not worth a call."""
-    if values.dtype != torch.float32 or values.device.type != "cpu" or num_queries == 1:
+    fits = values.dtype in (torch.float32, torch.bfloat16) and values.device.type == "cpu"
+    if not fits or num_queries == 1:
         return False
     if torch.compiler.is_compiling():
         return _asked_while_compiling()
@@ -123,8 +125,8 @@ _asked_while_compiling: Callable[[], bool] = torch.compiler.assume_constant_resu
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """x (..., D) by a weight (N, D), or (H, D, K) side by side; None: torch has to do it.
 
-    Such a product, as in decoding, reads every weight once, so that memory decides. For up to eight
-    rows torch's BLAS needs up to twice the time that reading takes, and a copy for (H, D, K).
+    Such a product, as in decoding, has few rows beside the weight. The kernel needs no copy of
+    (H, D, K), and reads every weight once per 16 rows.
     """
     # Sizes of x are asked last: a traced graph would be bound to the answer.
     if (

@@ -40,7 +40,7 @@ from synthesizer_attention.errors import UserError, printable
 from synthesizer_attention.kernels import triton
 from synthesizer_attention.run.files import who_else_may_write
 
-FILES = ("kernel.c", "rows.c", "decode.c", "vectors.h")
+FILES = ("kernel.c", "rows.c", "decode.c", "bfloat.h", "vectors.h")
 SOURCES = [Path(__file__).with_name(name) for name in FILES]
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 FAILED = ".failed"  # what ends the name of a compiler's message
@@ -270,7 +270,7 @@ class KernelCall(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("threads", "heads", "batch", "beside")],
         *[(name, ctypes.c_int64) for name in ("num_queries", "num_keys", "width", "value_width")],
         *[(name, ctypes.c_int64) for name in ("rows", "a", "b", "ready", "small")],
-        ("first_width", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("first_width", "half")],
         *[(name, Strided) for name in vars(Terms())],
         ("output", Strided),
         *[(f"grad_{name}", Strided) for name in vars(Terms())],
@@ -295,6 +295,10 @@ def attend(
     kernel = in_use()
     assert kernel is not None
     assert terms.values is not None
+    half = terms.values.dtype == torch.bfloat16
+    if half and not kernel.library.has_bfloat16():
+        _attend_in_float32(terms, visibility, output, grads)
+        return
     num_heads, batch, num_queries, value_width = output.shape
     num_keys, queries, tiled = terms.values.shape[2], terms.queries, terms.tiled
     sides = (queries, terms.other_queries, tiled, terms.repeated)
@@ -304,12 +308,20 @@ def attend(
     beside = min(max(1, batch), max(1, BESIDE // (num_keys * value_width))) if alike else 1
     budget = CACHED // 2 if visibility.grows else CACHED
     rows = min(max(FEWEST_ROWS, budget // num_keys), MOST_ROWS, num_queries)
+    if half and visibility.grows:
+        rows = min(rows, FEWEST_ROWS)
     threads = torch.get_num_threads() if kernel.runtime[0] else 1
     sizes = (threads, num_heads, batch, beside, num_queries, num_keys, first + other, value_width)
-    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, a, b, ready, SMALL, first)
+    call = KernelCall(kernel.gemm, *kernel.runtime, *sizes, rows, a, b, ready, SMALL, first, half)
     given = {"output": output, **vars(terms)}
+    summed = {}  # gradients of queries that examples share: sums in float32
     if grads is not None:
         given |= {f"grad_{name}": tensor for name, tensor in vars(grads).items()}
+        for name in ("grad_queries", "grad_other_queries") if half else ():
+            tensor = given[name]
+            if tensor is not None and tensor.shape[1] == 1:
+                summed[name] = tensor
+                given[name] = torch.empty_like(tensor, dtype=torch.float32)
     for name, tensor in given.items():
         if tensor is not None:
             (heads, *others), steps = tensor.shape, tensor.stride()  # an axis of one is shared
@@ -323,9 +335,29 @@ def attend(
             step = numbers.stride(0) if len(numbers) > 1 else 0
             setattr(call, name, Numbers(numbers.data_ptr(), step))
     library, pointer = kernel.library, ctypes.byref(call)
-    room = output.new_empty(threads * library.workspace(pointer))
+    room = output.new_empty(threads * library.workspace(pointer), dtype=torch.float32)
     call.room = room.data_ptr()
     (library.attend if grads is None else library.attend_back)(pointer)
+    for name, tensor in summed.items():
+        tensor.copy_(given[name])
+
+
+def _attend_in_float32(
+    terms: Terms, visibility: Visibility, output: Tensor, grads: Terms | None
+) -> None:
+    """The same for bfloat16 on a processor that cannot multiply it."""
+
+    def widened(part: Terms) -> Terms:
+        return Terms(*[None if each is None else each.float() for each in vars(part).values()])
+
+    wide, room = None if grads is None else widened(grads), output.float()
+    attend(widened(terms), visibility, room, grads=wide)
+    if grads is None or wide is None:
+        output.copy_(room)
+        return
+    for grad, found in zip(vars(grads).values(), vars(wide).values(), strict=True):
+        if grad is not None and grad is not found:
+            grad.copy_(found)
 
 
 class RowsCall(ctypes.Structure):

@@ -26,7 +26,7 @@
    the table. What is NULL is not there; a shared tensor has a stride of 0. Letters as in terms.py:
    T queries, S keys, W width. */
 
-#include "vectors.h"
+#include "bfloat.h"
 
 typedef void Gemm(const char *, const char *, const int *, const int *, const int *, const float *,
                   const float *, const int *, const float *, const int *, const float *, float *,
@@ -50,6 +50,8 @@ typedef struct {
     int64_t ready; /* whether the table holds weights, not logits */
     int64_t small; /* up to so many keys, products are small */
     int64_t first_width; /* what of the width is that of q and k, not of other_q and other_k */
+    int64_t half; /* whether v, q, k, y, the other q and k and their gradients are bfloat16; the
+                     gradient of queries that examples share is not */
     Strided v, q, k, table, weight, offsets, tiled, repeated, distances; /* the last: A, B, r */
     Strided other_q, other_k;
     Strided y; /* the output, or its gradient on the way back */
@@ -70,15 +72,20 @@ typedef struct { /* some rows of one head of one example, and where they are wor
     int small;             /* whether this is all of the example, and few keys */
     int64_t from, seen;    /* the first key that some row sees, and how many keys from there on */
     int64_t step;          /* from row to row of weights and down */
+    int64_t wide;          /* from row to row of sum_k and sum_v */
     float *weights, *down; /* (rows, seen) */
     float *k, *v;          /* (keys, width), (keys, n): copied where many rows read them; of a small
                               product their transposes, rows filled up to whole vectors */
-    float *sum_k, *sum_v;  /* (width, keys), (n, keys) */
+    float *sum_k, *sum_v;  /* (width, wide), (n, wide) */
     float *sum_offsets;    /* (keys) */
     float *sum_distances;  /* (queries + keys) */
     float *sum_weight;     /* one number */
     float *y;              /* (rows, n) */
     float *whole[4];       /* rows of k, v, q and y filled up to whole vectors */
+    Half *half_rows, *half_q, *half_y;   /* rows of any matrix; of the queries, of dY */
+    Two *paired;                         /* pairs of the rows of weights or down */
+    Two *k_rows, *k_columns, *v_rows, *v_columns; /* pairs of keys, of numbers of a key; of values */
+    Two *turned_q, *turned_y;            /* (width, pairs of rows), (n, pairs of rows) */
 } Block;
 
 typedef struct { /* (rows, n) */
@@ -171,21 +178,41 @@ static int64_t lay_out(const Call *call, float *room, Block *block)
 {
     const int64_t keys = whole_vectors(call->keys), width = whole_vectors(call->width);
     const int64_t most = whole_vectors(call->beside * call->value_width);
-    const int64_t sizes[] = { call->rows * keys, call->rows * keys, width * keys, width * keys,
-                              most * keys, most * keys, keys, LANES, call->rows * most,
-                              call->rows * width, whole_vectors(call->queries + call->keys) };
-    float **parts[] = { &block->weights, &block->down, &block->k, &block->sum_k, &block->v,
-                        &block->sum_v, &block->sum_offsets, &block->sum_weight, &block->y,
-                        &block->whole[2], &block->sum_distances };
+    const int64_t rows = call->rows + call->rows % 2, is_half = call->half != 0, is_float = !is_half;
+    const int64_t widest = width > most ? width : most, pairs = whole_vectors(call->keys) / 2;
+    const int64_t wide = block->wide = is_half ? keys + LANES : call->keys; /* past the last vector */
+    const struct { void *part; int64_t size; } parts[] = {
+        { &block->weights, rows * keys }, { &block->down, rows * keys },
+        { &block->k, is_float * width * keys }, { &block->sum_k, width * (keys + LANES) },
+        { &block->v, is_float * most * keys }, { &block->sum_v, most * (keys + LANES) },
+        { &block->sum_offsets, keys }, { &block->sum_weight, LANES },
+        { &block->y, rows * (is_half ? widest : most) },
+        { &block->whole[2], is_float * rows * width },
+        { &block->sum_distances, whole_vectors(call->queries + call->keys) },
+        { &block->half_rows, is_half * pairs * (widest > rows ? widest : rows) },
+        { &block->half_q, is_half * rows / 2 * width }, { &block->half_y, is_half * rows / 2 * most },
+        { &block->paired, is_half * rows / 2 * keys },
+        { &block->k_rows, is_half * pairs * width }, { &block->k_columns, is_half * width / 2 * wide },
+        { &block->v_rows, is_half * pairs * most }, { &block->v_columns, is_half * most / 2 * wide },
+        { &block->turned_q, is_half * rows / 2 * width },
+        { &block->turned_y, is_half * rows / 2 * most },
+    };
     int64_t size = 0;
-    for (int i = 0; i < 11; i++) {
-        *parts[i] = room ? room + size : 0;
-        size += sizes[i];
+    for (uint64_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        float *const here = room ? room + size : 0;
+        memcpy(parts[i].part, &here, sizeof(here)); /* of any type */
+        size += parts[i].size;
     }
     block->whole[0] = block->sum_k; /* small products sum nothing up */
     block->whole[1] = block->sum_v;
     block->whole[3] = block->y;
     return size;
+}
+
+/* Whether calls may be half: the processor multiplies bfloat16 numbers. */
+int has_bfloat16(void)
+{
+    return HAS_BFLOAT16;
 }
 
 /* How many numbers of room each thread wants. */
@@ -222,7 +249,63 @@ static void transpose(const Strided *tensor, const Block *block, int64_t rows, i
     }
 }
 
-static Block open_example(const Call *call, Worker *worker, int64_t head, int64_t example)
+#if HAS_BFLOAT16
+static Half *half_at(const Strided *tensor, const Block *block, int64_t row)
+{
+    return (Half *)tensor->data + block->head * tensor->head + block->example * tensor->example
+           + row * tensor->row;
+}
+
+/* Copy bfloat16 rows as `join` and `move` copy float32 ones, filled up with zeros to whole vectors. */
+static void copy_half(const Strided *tensor, const Block *block, int64_t first, int64_t rows,
+                      int64_t n, int64_t beside, Half *here, int64_t row)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < beside; b++)
+            memcpy(here + i * row + b * n, half_at(tensor, block, first + i) + b * tensor->example,
+                   n * sizeof(Half));
+}
+
+static void fill_up(int64_t rows, int64_t n, Half *here, int64_t row)
+{
+    for (int64_t i = 0; i < rows && n < row; i++)
+        memset(here + i * row + n, 0, (row - n) * sizeof(Half));
+}
+
+static void copy_products(const Call *call, const Block *block, int of_keys, int64_t first,
+                          int64_t rows, Half *here)
+{
+    const int64_t row = whole_vectors(call->width);
+    Pair pairs[2];
+    const int count = pairs_of(call, pairs);
+    for (int p = 0; p < count; p++)
+        copy_half(of_keys ? pairs[p].k : pairs[p].q, block, first, rows, pairs[p].width, 1,
+                  here + pairs[p].from, row);
+    fill_up(rows, call->width, here, row);
+}
+
+/* Lay out the keys and values of an example in pairs, as its products read them. */
+static void open_half(const Call *call, Worker *worker, Block *block, int back)
+{
+    const int64_t width = whole_vectors(call->width), n = whole_vectors(block->n), keys = call->keys;
+    const int is_new = worker->head != block->head || call->k.example || call->other_k.example;
+    if (call->q.data && is_new) {
+        copy_products(call, block, 1, 0, keys, block->half_rows);
+        pair_columns(block->half_rows, width, keys, width, block->k_columns, block->wide);
+        if (back)
+            pair_rows(block->half_rows, width, keys, width, block->k_rows, width);
+    }
+    worker->head = block->head;
+    copy_half(&call->v, block, 0, keys, call->value_width, block->beside, block->half_rows, n);
+    fill_up(keys, block->n, block->half_rows, n);
+    if (back)
+        pair_columns(block->half_rows, n, keys, n, block->v_columns, block->wide);
+    else
+        pair_rows(block->half_rows, n, keys, n, block->v_rows, n);
+}
+#endif
+
+static Block open_example(const Call *call, Worker *worker, int64_t head, int64_t example, int back)
 {
     const int64_t left = call->batch - example;
     Block block = { .head = head, .example = example };
@@ -232,7 +315,13 @@ static Block open_example(const Call *call, Worker *worker, int64_t head, int64_
     block.n = block.beside * call->value_width;
     lay_out(call, worker->room, &block);
     block.small = call->queries <= call->rows && call->keys <= call->small && call->beside == 1
-                  && worker->team == 1;
+                  && worker->team == 1 && !call->half;
+#if HAS_BFLOAT16
+    if (call->half) {
+        open_half(call, worker, &block, back);
+        return block;
+    }
+#endif
     if (block.small) {
         block.rows = call->queries;
         block.seen = call->keys;
@@ -263,6 +352,7 @@ static void move_to(const Call *call, Block *block, int64_t first)
         to = stop > to ? stop : to;
     }
     block->from = from < to ? from : to - 1; /* at least one key is computed */
+    block->from -= call->half ? block->from % 2 : 0; /* whole pairs of keys */
     block->seen = to - block->from;
     block->step = whole_vectors(block->seen);
 }
@@ -413,16 +503,10 @@ static Matrix queries_of(const Call *call, const Block *block)
     return (Matrix){ block->whole[2], call->width };
 }
 
-/* Write the weights of a block. */
-static void weigh(const Call *call, const Block *block, Matrix q)
+/* Make weights of a block's products of queries and keys: add all other terms, take the softmax. */
+static void soften_rows(const Call *call, const Block *block)
 {
     const float *weight = at(&call->weight, block, 0), *offsets = at(&call->offsets, block, 0);
-    if (q.data && block->small)
-        multiply_pairs(call, block, q.data, q.row, call->width, block->k, block->weights);
-    else if (q.data)
-        multiply(call, 'N', 'T', block->rows, block->seen, call->width, q.data, q.row,
-                 block->k + block->from * call->width, call->width, 0.0f, block->weights,
-                 block->step);
     for (int64_t i = 0; i < block->rows; i++) {
         float *out = block->weights + i * block->step;
         const int64_t row = block->first + i;
@@ -445,8 +529,64 @@ static void weigh(const Call *call, const Block *block, Matrix q)
     }
 }
 
+/* Write the weights of a block. */
+static void weigh(const Call *call, const Block *block, Matrix q)
+{
+    if (q.data && block->small)
+        multiply_pairs(call, block, q.data, q.row, call->width, block->k, block->weights);
+    else if (q.data)
+        multiply(call, 'N', 'T', block->rows, block->seen, call->width, q.data, q.row,
+                 block->k + block->from * call->width, call->width, 0.0f, block->weights,
+                 block->step);
+    soften_rows(call, block);
+}
+
+#if HAS_BFLOAT16
+static void weigh_half(const Call *call, const Block *block)
+{
+    const int64_t width = whole_vectors(call->width) / 2; /* in pairs */
+    if (call->q.data) {
+        copy_products(call, block, 0, block->first, block->rows, block->half_q);
+        multiply_two(block->rows, block->step, width, (Two *)block->half_q, width,
+                     block->k_columns + block->from, block->wide, 0, block->weights, block->step);
+    }
+    soften_rows(call, block);
+}
+
+/* Write n columns of float32 rows as bfloat16. */
+static void write_half(const float *from, int64_t row, int64_t rows, int64_t n, Half *to,
+                       int64_t to_row)
+{
+    const int64_t whole = n / LANES * LANES;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < whole; j += LANES)
+            round_to(to + i * to_row + j, from + i * row + j);
+        for (int64_t j = whole; j < n; j++)
+            to[i * to_row + j] = rounded(from[i * row + j]);
+    }
+}
+
+static void look_half(const Call *call, Block *block)
+{
+    const int64_t n = whole_vectors(block->n);
+    weigh_half(call, block);
+    round_rows(block->weights, block->step, block->rows, block->step, block->half_rows);
+    multiply_two(block->rows, n, (block->seen + 1) / 2, (Two *)block->half_rows, block->step / 2,
+                 block->v_rows + block->from / 2 * n, n, 0, block->y, n);
+    for (int64_t b = 0; b < block->beside; b++)
+        write_half(block->y + b * call->value_width, n, block->rows, call->value_width,
+                   half_at(&call->y, block, block->first) + b * call->y.example, call->y.row);
+}
+#endif
+
 static void look(const Call *call, Block *block)
 {
+#if HAS_BFLOAT16
+    if (call->half) {
+        look_half(call, block);
+        return;
+    }
+#endif
     const float *weights = block->weights;
     int64_t step = block->step;
     if (call->ready) {
@@ -479,7 +619,7 @@ static void attend_shared(const Call *call, int64_t thread, int64_t threads)
                       call->room + thread * workspace(call), -1 };
     for (int64_t item = rows_shared ? 0 : thread; item < call->heads * groups;
          item += rows_shared ? 1 : threads) {
-        Block block = open_example(call, &worker, item / groups, item % groups * call->beside);
+        Block block = open_example(call, &worker, item / groups, item % groups * call->beside, 0);
         for (int64_t first = worker.member * call->rows; first < call->queries;
              first += worker.team * call->rows) {
             if (!block.small)
@@ -556,8 +696,65 @@ static void look_back_small(const Call *call, Block *block)
     }
 }
 
+#if HAS_BFLOAT16
+static void look_back_half(const Call *call, Block *block)
+{
+    const int64_t rows = block->rows, seen = block->seen, from = block->from, step = block->step;
+    const int64_t n = whole_vectors(block->n), width = whole_vectors(call->width);
+    const int64_t pairs = (rows + 1) / 2;
+    Pair each[2];
+    const int count = pairs_of(call, each);
+    weigh_half(call, block);
+    copy_half(&call->y, block, block->first, rows, call->value_width, block->beside, block->half_y,
+              n);
+    fill_up(rows, block->n, block->half_y, n);
+    round_rows(block->weights, step, rows, step, block->half_rows);
+    if (call->dv.data) {
+        pair_rows(block->half_rows, step, rows, step, block->paired, step);
+        pair_transposed(block->half_y, n, rows, n, block->turned_y, pairs);
+        multiply_two(block->n, step, pairs, block->turned_y, pairs, block->paired, step, 1,
+                     block->sum_v + from, block->wide);
+    }
+    if (!wants_logits(call))
+        return;
+    multiply_two(rows, step, n / 2, (Two *)block->half_y, n / 2, block->v_columns + from,
+                 block->wide, 0, block->down, step);
+    look_back_at_logits(call, block);
+    if (!count)
+        return;
+    round_rows(block->down, step, rows, step, block->half_rows);
+    if (call->dq.data || call->dother_q.data)
+        multiply_two(rows, width, (seen + 1) / 2, (Two *)block->half_rows, step / 2,
+                     block->k_rows + from / 2 * width, width, 0, block->y, width);
+    for (int p = 0; p < count; p++) {
+        const Strided *dq = each[p].dq;
+        const float *sums = block->y + each[p].from;
+        if (dq->data && dq->example)
+            write_half(sums, width, rows, each[p].width, half_at(dq, block, block->first), dq->row);
+        for (int64_t i = 0; dq->data && !dq->example && i < rows; i++) {
+            float *out = at(dq, block, block->first + i);
+            if (!block->example)
+                memset(out, 0, each[p].width * sizeof(float));
+            add(out, 1.0f, sums + i * width, each[p].width);
+        }
+    }
+    if (call->dk.data || call->dother_k.data) {
+        pair_rows(block->half_rows, step, rows, step, block->paired, step);
+        pair_transposed(block->half_q, width, rows, width, block->turned_q, pairs);
+        multiply_two(call->width, step, pairs, block->turned_q, pairs, block->paired, step, 1,
+                     block->sum_k + from, block->wide);
+    }
+}
+#endif
+
 static void look_back(const Call *call, Block *block)
 {
+#if HAS_BFLOAT16
+    if (call->half) {
+        look_back_half(call, block);
+        return;
+    }
+#endif
     const int64_t rows = block->rows, seen = block->seen, width = call->width, from = block->from;
     const int64_t n = block->n, step = block->step;
     const Matrix q = queries_of(call, block);
@@ -567,7 +764,7 @@ static void look_back(const Call *call, Block *block)
     move(&call->y, block, block->first, rows, call->value_width, block->beside, block->y, 0);
     if (call->dv.data)
         multiply(call, 'T', 'N', n, seen, rows, block->y, n, block->weights, step, 1.0f,
-                 block->sum_v + from, call->keys);
+                 block->sum_v + from, block->wide);
     if (!wants_logits(call))
         return;
     multiply(call, 'N', 'T', rows, seen, n, block->y, n, block->v + from * n, n, 0.0f, block->down,
@@ -583,24 +780,35 @@ static void look_back(const Call *call, Block *block)
     }
     if (call->dk.data || call->dother_k.data)
         multiply(call, 'T', 'N', width, seen, rows, q.data, q.row, block->down, step, 1.0f,
-                 block->sum_k + from, call->keys);
+                 block->sum_k + from, block->wide);
 }
 
-/* Write (n, count), summed up with the long axis last, as (count, n): this worker its part of the
-   count, the sums of all threads of the team added in their order. */
-static void write_sums(const Call *call, const Worker *worker, const float *sums, int64_t n,
-                       int64_t count, float *out, int64_t out_row)
+/* Write (n, count), rows `row` apart, summed up with the long axis last, as (count, n): this worker its
+   part of the count, the sums of all threads of the team added in their order. */
+static void write_sums(const Call *call, const Worker *worker, const float *sums, int64_t row,
+                       int64_t n, int64_t count, void *out, int64_t out_row, int half)
 {
     const int64_t step = workspace(call), begin = count * worker->member / worker->team;
     const int64_t end = count * (worker->member + 1) / worker->team;
     sums -= worker->member * step;
-    for (int64_t j = begin; j < end; j++)
-        for (int64_t i = 0; i < n; i++) {
-            float sum = sums[i * count + j];
-            for (int64_t other = 1; other < worker->team; other++)
-                sum += sums[other * step + i * count + j];
-            out[j * out_row + i] = sum;
-        }
+    for (int64_t first = begin; first < end; first += LANES)
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = first; j < end && j < first + LANES; j++) {
+                float sum = sums[i * row + j];
+                for (int64_t other = 1; other < worker->team; other++)
+                    sum += sums[other * step + i * row + j];
+                if (half)
+                    ((Half *)out)[j * out_row + i] = rounded(sum);
+                else
+                    ((float *)out)[j * out_row + i] = sum;
+            }
+}
+
+/* Where the numbers of a tensor of tokens lie, of either type. */
+static void *tokens_at(const Call *call, const Strided *tensor, const Block *block, int64_t example)
+{
+    const int64_t place = block->head * tensor->head + (block->example + example) * tensor->example;
+    return call->half ? (void *)((Half *)tensor->data + place) : (void *)(tensor->data + place);
 }
 
 static void wait_for(const Call *call, const Worker *worker)
@@ -616,7 +824,7 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
     Block block;
     for (int64_t b = 0; b < call->batch; b += call->beside) {
         const int last = b + call->beside >= call->batch;
-        block = open_example(call, worker, head, b);
+        block = open_example(call, worker, head, b, 1);
         if (b == 0) {
             memset(block.sum_offsets, 0, call->keys * sizeof(float));
             memset(block.sum_distances, 0, (call->queries + call->keys) * sizeof(float));
@@ -624,10 +832,10 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
         }
         for (int p = 0; p < count && !block.small; p++)
             if (b == 0 || pairs[p].k->example)
-                memset(block.sum_k + pairs[p].from * call->keys, 0,
-                       pairs[p].width * call->keys * sizeof(float));
+                memset(block.sum_k + pairs[p].from * block.wide, 0,
+                       pairs[p].width * block.wide * sizeof(float));
         if (!block.small)
-            memset(block.sum_v, 0, block.n * call->keys * sizeof(float));
+            memset(block.sum_v, 0, block.n * block.wide * sizeof(float));
         for (int64_t first = worker->member * call->rows; first < call->queries;
              first += worker->team * call->rows) {
             if (block.small) {
@@ -639,19 +847,20 @@ static void look_back_at_head(const Call *call, Worker *worker, int64_t head)
         }
         wait_for(call, worker);
         for (int64_t i = 0; call->dv.data && !block.small && i < block.beside; i++)
-            write_sums(call, worker, block.sum_v + i * call->value_width * call->keys,
-                       call->value_width, call->keys, at(&call->dv, &block, 0) + i * call->dv.example,
-                       call->dv.row);
+            write_sums(call, worker, block.sum_v + i * call->value_width * block.wide, block.wide,
+                       call->value_width, call->keys, tokens_at(call, &call->dv, &block, i),
+                       call->dv.row, call->half);
         for (int p = 0; p < count && !block.small; p++)
             if (pairs[p].dk->data && (last || pairs[p].k->example))
-                write_sums(call, worker, block.sum_k + pairs[p].from * call->keys, pairs[p].width,
-                           call->keys, at(pairs[p].dk, &block, 0), pairs[p].dk->row);
+                write_sums(call, worker, block.sum_k + pairs[p].from * block.wide, block.wide,
+                           pairs[p].width, call->keys, tokens_at(call, pairs[p].dk, &block, 0),
+                           pairs[p].dk->row, call->half);
         if (call->doffsets.data && last)
-            write_sums(call, worker, block.sum_offsets, 1, call->keys,
-                       at(&call->doffsets, &block, 0), 1);
+            write_sums(call, worker, block.sum_offsets, 0, 1, call->keys,
+                       at(&call->doffsets, &block, 0), 1, 0);
         if (call->ddistances.data && last)
-            write_sums(call, worker, block.sum_distances, 1, call->queries + call->keys,
-                       at(&call->ddistances, &block, 0), 1);
+            write_sums(call, worker, block.sum_distances, 0, 1, call->queries + call->keys,
+                       at(&call->ddistances, &block, 0), 1, 0);
         if (call->dweight.data && last && worker->member == 0) {
             double sum = 0.0;
             for (int64_t other = 0; other < worker->team; other++)

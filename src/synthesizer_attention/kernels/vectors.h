@@ -230,21 +230,66 @@ INLINE void dot_tile(const int m, const int n, const Product *of, int64_t i, int
         }
 }
 
+#define SLICE 1024 /* inputs that are read at a time, which stay in a cache */
+
+/* packed[l][i] = x[i][l] for LANES rows; lanes behind the last row have it again. */
+static void pack(const float *x, int64_t row, int64_t rows, int64_t count, float *packed)
+{
+    int64_t at[LANES];
+    for (int i = 0; i < LANES; i++)
+        at[i] = (i < rows ? i : rows - 1) * row;
+    for (int64_t l = 0; l < count; l++)
+        for (int i = 0; i < LANES; i++)
+            packed[l * LANES + i] = x[at[i] + l];
+}
+
+/* A slice of the inputs of LANES rows of x from i on, and n rows of a weight, `gap` apart. */
+INLINE void lane_tile(const int n, const Product *of, const float *packed, int64_t from,
+                      int64_t count, int64_t i, int64_t j, int64_t gap)
+{
+    const int64_t step = gap * of->step;
+    const float *w = of->weight + j * of->step + from;
+    Vector sum[2 * FEW];
+    for (int b = 0; b < n; b++)
+        sum[b] = (Vector){ 0 };
+    for (int64_t l = 0; l < count; l++)
+        for (int b = 0; b < n; b++)
+            sum[b] += w[b * step + l] * load(packed + l * LANES);
+    for (int b = 0; b < n; b++) {
+        const int64_t output = j + b * gap;
+        sum[b] += of->bias && from == 0 ? of->bias[output] : 0.0f;
+        for (int64_t a = 0; a < LANES && i + a < of->rows; a++) {
+            float *y = of->y + (i + a) * of->y_row + output;
+            *y = of->added || from ? *y + sum[b][a] : sum[b][a];
+        }
+    }
+}
+
 /* The outputs begin to end - 1: rows of a tile lie far apart, so that each of them is a sequence that
-   the processor fetches ahead of time; adjacent rows share pages, and it then follows fewer. */
+   the processor fetches ahead of time; adjacent rows share pages, and it then follows fewer. Of more
+   than FEW rows of x, each lane has one: no sum crosses lanes. */
 static void multiply_outputs(const Product *of, int64_t begin, int64_t end)
 {
-    const int64_t gap = (end - begin) / (2 * FEW);
-    for (int64_t j = begin; j < begin + gap; j++) {
-        int64_t i = 0;
-        for (; i + FEW <= of->rows; i += FEW) {
-            dot_tile(FEW, FEW, of, i, j, gap);
-            dot_tile(FEW, FEW, of, i, j + FEW * gap, gap);
+    const int64_t gap = (end - begin) / (2 * FEW), rest = begin + 2 * FEW * gap;
+    float packed[SLICE * LANES];
+    for (int64_t i = 0; i < of->rows && of->rows > FEW; i += LANES)
+        for (int64_t from = 0; from < of->inputs; from += SLICE) {
+            const int64_t count = of->inputs - from < SLICE ? of->inputs - from : SLICE;
+            pack(of->x + i * of->inputs + from, of->inputs, of->rows - i, count, packed);
+            for (int64_t j = begin; j < begin + gap; j++)
+                lane_tile(2 * FEW, of, packed, from, count, i, j, gap);
+            for (int64_t j = rest; j < end; j++)
+                lane_tile(1, of, packed, from, count, i, j, 1);
         }
-        for (; i < of->rows; i++)
+    for (int64_t j = begin; j < begin + gap && of->rows <= FEW; j++) {
+        if (of->rows == FEW) {
+            dot_tile(FEW, FEW, of, 0, j, gap);
+            dot_tile(FEW, FEW, of, 0, j + FEW * gap, gap);
+        }
+        for (int64_t i = 0; i < of->rows && of->rows < FEW; i++)
             dot_tile(1, 2 * FEW, of, i, j, gap);
     }
-    for (int64_t j = begin + 2 * FEW * gap; j < end; j++)
+    for (int64_t j = rest; j < end && of->rows <= FEW; j++)
         for (int64_t i = 0; i < of->rows; i++)
             dot_tile(1, 1, of, i, j, 1);
 }

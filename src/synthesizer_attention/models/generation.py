@@ -78,7 +78,11 @@ class ValueLayer(ValueCache, DynamicLayer):
 
 
 class SynthesizerCache(Cache):
-    """One ValueLayer per layer of a decoder."""
+    """The cache of a decoder as `generate` handles it: values, and keys where a layer needs them.
+
+    Args:
+        num_layers: Number of layers of the decoder.
+    """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[ValueLayer() for _ in range(num_layers)])

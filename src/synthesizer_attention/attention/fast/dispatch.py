@@ -110,7 +110,8 @@ def choose(synthesis: nn.Module, call: Call, path: str = "auto") -> Choice:
         # a window lets blocks skip much of a long sequence
         skips = isinstance(call.window, int) and num_queries > max(2 * call.window, 4 * SHORT)
         skips = skips and num_queries == call.num_keys and call.source != EXPLICIT
-        if not skips or compiling:
+        skips = skips and not compiling
+        if not (skips or _beats_fused(call)):
             return Choice("fused", "one bilinear term, whatever the positions")
     if torch.compiler.is_exporting():
         return Choice("plain", "an exported program has PyTorch's own operators alone")
@@ -222,6 +223,13 @@ def attend(synthesis: nn.Module, call: Call, path: str = "auto") -> Tensor | Non
         return block_attention(terms, visibility, num_queries).flatten(-2)
 
 
+def _beats_fused(call: Call) -> bool:
+    """Whether the compiled kernel is faster than PyTorch's: in bfloat16 on a CPU."""
+    fits = call.values.dtype == torch.bfloat16 and uses_kernel(call.values, call.num_queries)
+    fits = fits and not torch.compiler.is_exporting()
+    return fits and (call.source == SLOT or call.num_queries == call.num_keys)
+
+
 def _groups(synthesis: Grouped, call: Call) -> list[tuple[Synthesis, Call]]:
     """Each group of heads, and the call of its own heads alone."""
     parts = zip(synthesis.groups, synthesis.heads, synthesis.split_keys(call.keys), strict=True)
@@ -253,9 +261,14 @@ def fused(
     """A dot product by PyTorch's fused kernel, also with a memory: (B, T, D)."""
     queries = synthesis.terms(x, keys, Places.slots(x.shape[1], keys.shape[2], turns)).queries
     assert queries is not None
-    output = F.scaled_dot_product_attention(
-        queries.transpose(0, 1), keys, values, scale=1.0, **seen
-    )
+    q, k, v = queries.transpose(0, 1), keys, values
+    if values.dtype == torch.bfloat16 and values.device.type == "cpu" and keys.shape[2] <= LONGEST:
+        # of few keys PyTorch's kernel is up to four times as slow as in float32
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = q.float(), k.float(), v.float()
+            output = F.scaled_dot_product_attention(q, k, v, scale=1.0, **seen).to(values.dtype)
+    else:
+        output = F.scaled_dot_product_attention(q, k, v, scale=1.0, **seen)
     return output.transpose(1, 2).flatten(-2)
 
 

@@ -18,6 +18,7 @@ from synthesizer_attention.attention.masks import Visibility, masked_softmax
 from synthesizer_attention.attention.terms import Terms
 
 NUM_TERMS = len(vars(Terms()))
+MULTIPLIED = ("values", "queries", "keys", "other_queries", "other_keys")
 RANGES = "Tensor? starts, Tensor? stops, Tensor? table_rows, bool grows, bool is_shared"
 TERMS = f"Tensor {', Tensor? '.join(vars(Terms()))}, {RANGES}"
 
@@ -29,9 +30,11 @@ def block_attention(terms: Terms, visibility: Visibility, num_queries: int) -> T
     if not with_kernel:
         terms.write_out(num_queries)
     tensors, dtype = [], terms.values.dtype
-    for tensor in vars(terms).values():
+    for name, tensor in vars(terms).items():
         if tensor is not None:
-            tensor = tensor.to(dtype)
+            # of bfloat16 the kernel takes products alone: all else is added in float32
+            is_added = with_kernel and name not in MULTIPLIED
+            tensor = tensor.to(torch.float32 if is_added else dtype)
             if not with_kernel or tensor.stride(-1) != 1:  # the kernel takes strided rows
                 tensor = tensor.contiguous()
         tensors.append(tensor)

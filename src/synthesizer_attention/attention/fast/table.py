@@ -89,7 +89,7 @@ def frozen_attention(
     weights = weights[:, num_keys - num_queries : num_keys, :num_keys]
     if num_queries == 1:
         return one_row(values, weights)
-    fits = weights.dtype == values.dtype and values.stride(-1) == 1
+    fits = weights.dtype == values.dtype == torch.float32 and values.stride(-1) == 1
     if fits and uses_kernel(values, num_queries):
         terms = Terms(values.transpose(0, 1), table=weights)
         output = values.new_empty(len(values), num_queries, values.shape[1], values.shape[3])
