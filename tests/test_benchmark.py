@@ -30,10 +30,12 @@ def test_every_mode_measures_every_kind_of_variant(mode, tmp_path):
     for row in result.rows:
         assert row.best_seconds <= row.median_seconds
         assert row.speed == pytest.approx(rows["dot"].best_seconds / row.best_seconds)
-        assert (row.saved_bytes is None) == (mode in ("inference", "decode"))
+        assert (row.saved_bytes is None) == (mode in ("inference", "decode", "translate"))
     assert told[-1][0] == told[-1][1]
     page = bench.write(result, "synthesizer bench", tmp_path)
-    assert page.read_text().startswith("<!doctype html>")
+    shown = page.read_text()
+    assert "All variants ran in turn for 2 rounds" in shown
+    assert shown.count("<svg") == 1 + (rows["dot"].saved_bytes is not None)
     told = json.loads((tmp_path / "bench.json").read_text())
     assert (told["command"], told["machine"]["kernel"]) == ("synthesizer bench", "none")
     with (tmp_path / "bench.csv").open() as stream:
@@ -52,6 +54,17 @@ def test_flops_of_dot_are_its_formula():
     batch, length, width = 2, 8, 12
     forward = 2 * batch * (4 * length * width**2 + 2 * length**2 * width)
     assert bench.count_flops("dot", setting) == forward
+
+
+def test_both_precisions_are_measured_each_beside_its_own_dot():
+    plan = Plan(variants=("dense",), modes=("train", "lm"), views=("causal",), peers=True,
+                precision="float32,bfloat16", **TINY)  # fmt: skip
+    rows = bench.bench(plan).rows
+    assert {row.precision for row in rows} == {"float32", "bfloat16"}
+    assert [row.speed for row in rows if row.variant == "dot"] == [1.0] * 4
+    assert sum(row.variant == bench.FUSED for row in rows) == 2
+    saved = {row.precision: row.saved_bytes for row in rows if row.variant == bench.FUSED}
+    assert saved["bfloat16"] < saved["float32"]
 
 
 def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):
@@ -74,8 +87,9 @@ def test_explaining_names_a_path_and_a_reason_for_each_variant(monkeypatch):
         ({"views": ("up",)}, "unknown view 'up'; choose from causal, full, padded"),
         ({"threads": "two"}, "--threads is 'two'; expected numbers such as 1 or 1,2"),
         ({"threads": "0"}, "--threads is '0'"),
+        ({"precision": "half"}, "--precision is 'half'; expected float32, bfloat16 or float32,"),
         ({"device": "abacus"}, "torch has no device 'abacus' here"),
-        ({"modes": ("lm",), "compiled": True}, "only the modes train and inference are compiled"),
+        ({"modes": ("lm",), "compiled": True}, "only the modes train and inference, and a peer"),
     ],
 )
 def test_a_plan_that_cannot_be_measured_is_refused(wrong, message):

@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "results" / "bench"
 GPT2 = "Hugging Face GPT-2"
+FUSED = "dot by PyTorch's fused kernel"
 MARK = re.compile(r"<!-- bench (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 HEAD = ("case", "variant", "goal", "measured", "rounds", "arithmetic alone", "")
 
@@ -53,7 +54,17 @@ CASES = (
     Case("length 4096, batch 1", "lengths", {"random": 1.4, "random+dot": 0.9},
          (("length", 4096),)),
     Case("length 16,384, batch 1", "longest", {"factorized_random": 1.0}),
+    Case("bfloat16, causal training, length 1024", "bfloat16",
+         {"dense": 1.3, "random+dot": 1.05, "dense+dot": 0.8}, (("precision", "bfloat16"),), FUSED),
 )  # fmt: skip
+
+
+LOWER = (
+    ("language model of width 512", "bfloat16-lm", {"dot": 2.3, "random": 2.3}),
+    ("length 64, width 64", "bfloat16-small", {"dot": 1.0}),
+    ("length 128, width 384", "bfloat16-middle", {"dot": 1.6}),
+    ("length 1024, width 512", "bfloat16", {"dot": 1.8}),
+)
 
 
 def arithmetic(variant: str, row: Line, plan: Record) -> float | None:
@@ -99,7 +110,7 @@ def goals(bench: Path = BENCH) -> str:
     for case in CASES:
         record = read(case.record, bench)
         rows = [row for row in (record or {"rows": []})["rows"]
-                if all(row[key] == value for key, value in case.where)]  # fmt: skip
+                if all(row.get(key) == value for key, value in case.where)]  # fmt: skip
         beside = next((row for row in rows if row["variant"] == case.beside), None)
         for variant, goal in case.goals.items():
             mine = next((row for row in rows if row["variant"] == variant), None)
@@ -107,7 +118,7 @@ def goals(bench: Path = BENCH) -> str:
             lines.append(
                 [title, f"`{variant}`", f"{goal:g}", *_measured(mine, beside, goal, record)]
             )
-    lines += [*_longest(bench), *_compiled(bench)]
+    lines += [*_longest(bench), *_compiled(bench), *_lower(bench)]
     return table_of(HEAD, lines)
 
 
@@ -167,6 +178,21 @@ def _compiled(bench: Path) -> Iterable[list[str]]:
         ]
 
 
+def _lower(bench: Path) -> Iterable[list[str]]:
+    """The same variant in bfloat16 over float32, both of one record."""
+    for title, name, goals in LOWER:
+        rows = (read(name, bench) or {"rows": []})["rows"]
+        for variant, goal in goals.items():
+            best = {row.get("precision"): row["best_seconds"]
+                    for row in rows if row["variant"] == variant}  # fmt: skip
+            shown = ["", "", "", "not measured"]
+            if {"float32", "bfloat16"} <= {*best}:
+                speed = best["float32"] / best["bfloat16"]
+                met = "met" if round(speed, 2) >= goal else "**missed**"
+                shown = [f"{speed:.2f}", "", "", met]
+            yield [f"bfloat16 over float32, {title}", f"`{variant}`", f"{goal:g}", *shown]
+
+
 def speeds(record: Record) -> str:
     """Variants down, settings across: speed over dot."""
     rows = record["rows"]
@@ -185,19 +211,23 @@ def memory(record: Record) -> str:
     rows = [row for row in record["rows"] if row["view"] == "causal"]
     table = []
     for name in dict.fromkeys(row["variant"] for row in rows):
-        mine = {row["mode"]: row for row in rows if row["variant"] == name}
-        if "train" in mine:
-            train, run = mine["train"], mine.get("inference", {})
-            sizes = (train["saved_bytes"], train["peak_bytes"], run.get("peak_bytes"))
-            shown = ["" if size is None else f"{size / 1e6:.0f} MB" for size in sizes]
-            table.append([f"`{name}`", *shown])
+        for lower in dict.fromkeys(row.get("precision", "float32") for row in rows):
+            own = [row for row in rows if row.get("precision", "float32") == lower]
+            mine = {row["mode"]: row for row in own if row["variant"] == name}
+            if "train" in mine:
+                train, run = mine["train"], mine.get("inference", {})
+                sizes = (train["saved_bytes"], train["peak_bytes"], run.get("peak_bytes"))
+                shown = ["" if size is None else f"{size / 1e6:.0f} MB" for size in sizes]
+                which = "" if lower == "float32" else f", {lower}"
+                table.append([f"`{name}`{which}", *shown])
     return table_of(["variant", "kept for backward", "peak, training", "peak, inference"], table)
 
 
 def _setting(row: Line) -> tuple[str, ...]:
     count = row.get("threads", 1)
     threads = f"{count} thread{'s' if count > 1 else ''}"
-    return row["mode"], row["view"], f"length {row['length']}", threads
+    precision = row.get("precision", "float32")
+    return row["mode"], row["view"], f"length {row['length']}", threads, precision
 
 
 def told(record: Record, name: str) -> str:

@@ -11,19 +11,20 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 import torch
 from matplotlib.ticker import FixedLocator, NullLocator
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from synthesizer_attention.attention.baselines import build_mixer
 from synthesizer_attention.attention.fast import dispatch as fast
@@ -33,35 +34,69 @@ from synthesizer_attention.attention.synthesis import Size
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models.config import SynthesizerConfig
 from synthesizer_attention.models.heads import MODELS
+from synthesizer_attention.peers import PEERS, STATIC, build_peer
 from synthesizer_attention.report.page import (
     Block,
     Code,
     Figures,
+    Glossary,
     Plot,
+    Points,
     Section,
     Table,
     Text,
     page,
 )
-from synthesizer_attention.report.style import End, drawing, look_of, name_at_right, to_svg
+from synthesizer_attention.report.style import (
+    BLUE,
+    MUTED,
+    TEXT,
+    End,
+    drawing,
+    literal,
+    look_of,
+    name_at_right,
+    to_svg,
+)
 from synthesizer_attention.report.write import write_files
-from synthesizer_attention.spec import variants
+from synthesizer_attention.spec import DEFAULTS, variants
 from synthesizer_attention.training.meter import clock_name, peak_memory, time_in_turn
 
-DOT, GPT2, TORCH = "dot", "Hugging Face GPT-2", "torch.nn.MultiheadAttention"
+DOT, TORCH = "dot", "torch.nn.MultiheadAttention"
+FUSED = "dot by PyTorch's fused kernel"
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FROZEN = " frozen"  # ends the name of a variant whose tables are frozen
 VIEWS = ("causal", "full", "padded")
 SUBLAYERS = ("train", "inference")  # modes without a model
 MODELS_OF = {"lm": "decoder", "classifier": "encoder", "seq2seq": "encoder_decoder"}
-MODES = (*SUBLAYERS, *MODELS_OF, "decode")
+DECODING = ("decode", "translate")
+MODES = (*SUBLAYERS, *MODELS_OF, *DECODING)
 VARIANTS = (
     "random", "fixed_random", "factorized_random", "dense", "factorized_dense", "relative",
     "random+dense", "random+dot", "dense+dot",
 )  # fmt: skip
 SMALL: dict[str, Any] = {"d_model": 64, "num_heads": 4, "num_layers": 2, "lengths": (64,)}
 SMALL |= {"tokens": 2048, "vocab_size": 260}  # as the recipe python-docs
-SHARED = ("mode", "view", "length", "batch", "threads", "compiled")  # of a setting and its rows
-HEAD = ("variant", "times dot", "rounds", "best ms", "tokens/s", "saved MB", "peak MB", "of GEMM")
+SHARED = ("mode", "view", "length", "batch", "threads", "compiled", "precision")  # and of its rows
+TERMS = {  # the columns of a table, each with its meaning
+    "variant": "What makes the attention logits; frozen: with its table's softmax computed once.",
+    "times dot": "How many times as fast as dot-product attention, by the best rounds of both.",
+    "rounds": "The least and the most of that in one round.",
+    "best ms": "Milliseconds of one call in the best round.",
+    "tokens/s": "Tokens per second in the best round.",
+    "saved MB": "What a forward pass keeps for backward, beside parameters and buffers.",
+    "peak MB": "The most memory that one call takes beyond what was there before.",
+    "of GEMM": "Arithmetic per second as a share of a large matrix product's on this machine.",
+}
+SHOWN_MODES = {
+    "train": "Training a sublayer",
+    "inference": "Inference of a sublayer",
+    "lm": "Training a language model",
+    "classifier": "Training a classifier",
+    "seq2seq": "Training an encoder-decoder",
+    "decode": "Decoding",
+    "translate": "Decoding by an encoder-decoder",
+}
 
 Tell = Callable[[int, int, str], None]
 """Called with the number of measurements done, their total, and the next one."""
@@ -82,6 +117,16 @@ class Setting:
     device: str
     threads: int = 1
     compiled: bool = False
+    positions: str = DEFAULTS.positions
+    window: int = 0
+    precision: str = "float32"
+
+    @property
+    def in_autocast(self) -> torch.autocast:
+        """What a forward pass runs in."""
+        kind = torch.device(self.device).type
+        lower = self.precision != "float32"
+        return torch.autocast("cpu" if kind == "meta" else kind, torch.bfloat16, enabled=lower)
 
 
 @dataclass(frozen=True)
@@ -101,7 +146,10 @@ class Plan:
     device: str = "cpu"
     peers: bool = False
     threads: str = "1"  # several as 1,2
-    compiled: bool = False  # every module by torch.compile, in one graph
+    compiled: bool = False  # every sublayer by torch.compile, in one graph; in decode a peer
+    positions: str = DEFAULTS.positions  # of a whole model
+    window: int = 0  # of a whole model; 0: none
+    precision: str = "float32"  # several as float32,bfloat16, by autocast
 
     def __post_init__(self) -> None:
         for name, given, known in (("mode", self.modes, MODES), ("view", self.views, VIEWS)):
@@ -109,6 +157,10 @@ class Plan:
                 raise UserError(f"unknown {name} {wrong!r}; choose from {', '.join(known)}")
         if not re.fullmatch("[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", self.threads):
             raise UserError(f"--threads is {self.threads!r}; expected numbers such as 1 or 1,2")
+        if not {*self.precision.split(",")} <= {*PRECISIONS}:
+            raise UserError(
+                f"--precision is {self.precision!r}; expected float32, bfloat16 or float32,bfloat16"
+            )
         try:
             torch.empty(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
@@ -116,24 +168,30 @@ class Plan:
             raise UserError(
                 f"torch has no device {self.device!r} here ({why}); choose cpu or cuda"
             ) from None
-        if self.compiled and set(self.modes) - {*SUBLAYERS}:
-            raise UserError("only the modes train and inference are compiled; leave the others out")
+        if self.compiled and set(self.modes) - {*SUBLAYERS, *DECODING}:
+            raise UserError(
+                "only the modes train and inference, and a peer in decode, are compiled; leave the "
+                "others out"
+            )
 
     def settings(self) -> Iterator[Setting]:
         """Every comparison: one mode, view and length; a whole model has its own view."""
-        shared = ("d_model", "num_heads", "num_layers", "vocab_size", "device", "compiled")
+        shared = ["d_model", "num_heads", "num_layers", "vocab_size", "device", "compiled"]
+        shared += ["positions", "window"]
         sizes: dict[str, Any] = {name: getattr(self, name) for name in shared}
         numbers = dict.fromkeys(map(int, self.threads.split(",")))
         for mode in self.modes:
             views = self.views if mode in SUBLAYERS else ("",)
-            for view, length, threads in product(views, self.lengths, numbers):
+            precisions = self.precision.split(",")
+            for view, length, *how in product(views, self.lengths, numbers, precisions):
                 batch = max(1, self.tokens // length)
-                yield Setting(mode, view, length, batch, threads=threads, **sizes)
+                sizes |= {"threads": how[0], "precision": how[1]}
+                yield Setting(mode, view, length, batch, **sizes)
 
     def names(self, setting: Setting) -> list[str]:
         """Who is compared in a setting, dot first; one table alone can be frozen."""
         names = [DOT, *[name for name in self.variants if name != DOT]]
-        if setting.mode in ("inference", "decode") and "padded" not in setting.view:
+        if setting.mode in ("inference", *DECODING) and "padded" not in setting.view:
             known = ((name, variants().get(name)) for name in self.variants)
             names += [
                 name + FROZEN
@@ -141,10 +199,9 @@ class Plan:
                 if variant and not (variant.depends_on_input or variant.baseline)
             ]
         if self.peers and setting.mode in SUBLAYERS:
-            names.append(TORCH)
-        if self.peers and setting.mode in ("lm", "decode"):
-            names.append(GPT2)
-        return names
+            names += [TORCH, FUSED]
+        peers = PEERS.get(setting.mode, ()) if self.peers else ()
+        return [*names, *(name for name in peers if self.compiled or not name.endswith(STATIC))]
 
 
 @dataclass(frozen=True)
@@ -168,6 +225,7 @@ class Row:
     gemm_fraction: float | None  # of this machine's rate for a large matrix product
     threads: int = 1
     compiled: bool = False
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -193,18 +251,19 @@ def bench(plan: Plan, tell: Tell = lambda done, total, what: None) -> Result:
     kernels().prepare()
     device, settings = torch.device(plan.device), list(plan.settings())
     torch.set_num_threads(settings[0].threads)
-    rate = gemm_rate(device)
+    rate, timed = gemm_rate(device), (settings[0].threads, "float32")
     result = Result(plan, machine(device, rate))
     total, done = len(settings) * (plan.rounds + 1), 0
     for setting in settings:
-        what = f"{setting.mode} {setting.view} length {setting.length}"
-        if setting.threads != torch.get_num_threads():
+        what = f"{setting.mode} {setting.view} length {setting.length} {setting.precision}"
+        how = (setting.threads, setting.precision)
+        if how != timed:
             torch.set_num_threads(setting.threads)
-            rate = gemm_rate(device)
+            rate, timed = gemm_rate(device, PRECISIONS[setting.precision]), how
         tell(done, total, what)
         cases = {name: build_case(name, setting) for name in plan.names(setting)}
         peaks: dict[str, int | None] = dict.fromkeys(cases)
-        if setting.mode != "decode":  # which is too many small steps to be watched
+        if setting.mode not in DECODING:  # which is too many small steps to be watched
             for name, case in cases.items():  # first, while no gradient exists
                 with peak_memory(device) as memory:
                     case.work()
@@ -253,9 +312,9 @@ def machine(device: torch.device, rate: float) -> dict[str, Any]:
     }
 
 
-def gemm_rate(device: torch.device, side: int = 1024, tries: int = 8) -> float:
+def gemm_rate(device: torch.device, dtype: torch.dtype = torch.float32, side: int = 1024) -> float:
     """Arithmetic per second of a large matrix product: what this machine can do at best."""
-    left, right = torch.randn(2, side, side, device=device)
+    tries, (left, right) = 8, torch.randn(2, side, side, device=device).to(dtype)
     return 2.0 * side**3 / min(time_in_turn([lambda: left @ right], tries, device))[0]
 
 
@@ -264,7 +323,7 @@ def build_case(name: str, setting: Setting, path: str = "auto") -> Case:
     if setting.mode in SUBLAYERS:
         case = _sublayer(name, setting)
     else:
-        case = _decode(name, setting) if setting.mode == "decode" else _model_step(name, setting)
+        case = (_decode if setting.mode in DECODING else _model_step)(name, setting)
     for part in case.module.modules():
         if isinstance(part, SyntheticAttention):
             part.path = path
@@ -278,7 +337,7 @@ def count_flops(name: str, setting: Setting) -> int | None:
 
     Counted on the meta device: all pairs of a long sequence need no memory.
     """
-    if name in (TORCH, GPT2) or setting.mode == "decode":
+    if name in (TORCH, FUSED, *PEERS.get(setting.mode, ())) or setting.mode in DECODING:
         return None
     view = setting.view.replace("padded", "full")  # plain computes what padding hides, too
     setting = replace(setting, compiled=False, device="meta", view=view)
@@ -323,6 +382,8 @@ def _sublayer(name: str, setting: Setting) -> Case:
         future = nn.Transformer.generate_square_subsequent_mask(length).to(device)
         options["attn_mask"] = future if causal else None
         options["key_padding_mask"] = None if mask is None else ~mask
+    elif name == FUSED:
+        module = FusedDot(setting, causal)
     else:
         size = Size(setting.d_model, setting.num_heads, length)
         module = build_mixer(name.removesuffix(FROZEN), size, causal=causal)
@@ -330,11 +391,11 @@ def _sublayer(name: str, setting: Setting) -> Case:
     run = torch.compile(module, fullgraph=True) if setting.compiled and name != TORCH else module
 
     def forward() -> Tensor:
-        out: Tensor = run(x, x, x, **options)[0] if name == TORCH else run(x, attention_mask=mask)
-        return out
+        with setting.in_autocast:
+            return run(x, x, x, **options)[0] if name == TORCH else run(x, attention_mask=mask)
 
     if training:
-        grad = torch.randn_like(x)
+        grad = torch.randn_like(x, dtype=PRECISIONS[setting.precision])
 
         def work() -> None:
             module.zero_grad()
@@ -348,6 +409,23 @@ def _sublayer(name: str, setting: Setting) -> Case:
     return Case(torch.no_grad()(forward), module)
 
 
+class FusedDot(nn.Module):
+    """Dot product attention as PyTorch's users write it: four projections, one fused kernel."""
+
+    def __init__(self, setting: Setting, causal: bool) -> None:
+        super().__init__()
+        self.num_heads, self.causal = setting.num_heads, causal
+        self.qkv = nn.Linear(setting.d_model, 3 * setting.d_model, bias=False)
+        self.output = nn.Linear(setting.d_model, setting.d_model, bias=False)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = None if attention_mask is None else attention_mask[:, None, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal)
+        out: Tensor = self.output(y.transpose(1, 2).flatten(-2))
+        return out
+
+
 def _model_step(name: str, setting: Setting) -> Case:
     """A training step of a whole model on random tokens."""
     kind = MODELS_OF[setting.mode]
@@ -357,7 +435,8 @@ def _model_step(name: str, setting: Setting) -> Case:
     labels = ids[:, 0] % 2 if kind == "encoder" else ids
 
     def forward() -> Tensor:
-        loss: Tensor = model(input_ids=ids, labels=labels).loss
+        with setting.in_autocast:
+            loss: Tensor = model(input_ids=ids, labels=labels).loss
         return loss
 
     def work() -> None:
@@ -368,29 +447,24 @@ def _model_step(name: str, setting: Setting) -> Case:
 
 
 def _decode(name: str, setting: Setting) -> Case:
-    """As many new tokens as fit behind one."""
-    model = build_model(name.removesuffix(FROZEN), "decoder", setting).eval()
-    prompt, new = torch.full((setting.batch, 1), 2, device=setting.device), setting.length - 1
+    """As many new tokens as fit behind one; of an encoder-decoder, behind as many of a source."""
+    if setting.precision != "float32":
+        raise UserError("decoding is timed in float32; leave --precision or the mode out")
+    translates = setting.mode == "translate"
+    kind = "encoder_decoder" if translates else "decoder"
+    model = build_model(name.removesuffix(FROZEN), kind, setting).eval()
+    shape, new = (setting.batch, setting.length if translates else 1), setting.length - 1
+    prompt = torch.full(shape, 2, device=setting.device)
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    options["num_beams"] = 1
     return Case(lambda: model.generate(prompt, **options), model)
 
 
 def build_model(name: str, kind: str, setting: Setting) -> Any:  # noqa: ANN401
-    """A model of the setting's size with this variant in every layer, or GPT-2."""
-    if name == GPT2:
-        config = GPT2Config(
-            vocab_size=setting.vocab_size,
-            n_positions=setting.length,
-            n_embd=setting.d_model,
-            n_layer=setting.num_layers,
-            n_head=setting.num_heads,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=2,
-            eos_token_id=1,
-        )
-        return GPT2LMHeadModel(config).to(setting.device)
+    """A model of the setting's size with this variant in every layer, or a peer."""
+    peer = build_peer(name, setting)
+    if peer is not None:
+        return peer
     ours = SynthesizerConfig(
         kind=kind,
         vocab_size=setting.vocab_size,
@@ -400,6 +474,8 @@ def build_model(name: str, kind: str, setting: Setting) -> Any:  # noqa: ANN401
         d_ff=4 * setting.d_model,
         max_len=setting.length,
         synthesis=name,
+        positions=setting.positions,
+        window=setting.window or None,
     )
     return MODELS[kind](ours).to(setting.device)
 
@@ -425,7 +501,9 @@ def chosen_path(name: str, setting: Setting) -> fast.Choice:
     call = fast.Call(
         x,
         keys=None,
-        values=x.unflatten(-1, (setting.num_heads, -1)).transpose(1, 2),
+        values=x.to(PRECISIONS[setting.precision])
+        .unflatten(-1, (setting.num_heads, -1))
+        .transpose(1, 2),
         causal=mixer.causal,
         mask=padded if "padded" in setting.view else None,
     )
@@ -454,20 +532,77 @@ def write(result: Result, command: str, directory: Path) -> Path:
 
 
 def _page(result: Result, command: str) -> str:
-    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in result.machine.items())
-    sections = []
-    for mode, view in dict.fromkeys((row.mode, row.view) for row in result.rows):
-        rows = [row for row in result.rows if (row.mode, row.view) == (mode, view)]
-        lengths = sorted({row.length for row in rows})
-        blocks: list[Block] = []
-        if len(lengths) > 1:
-            blocks += [Figures([Plot(speed_by_length(rows), "Times as fast as dot, best rounds.")])]
-        blocks += [
-            Table(HEAD, [cells(row) for row in rows if row.length == length], f"T={length}")
-            for length in lengths
-        ]
-        sections.append(Section(f"{mode} {view}".strip(), blocks))
-    return page("Speed and memory", sections, [Text(facts), Code(command)])
+    """One section for each mode, mask and precision: its plots, then a table of each length."""
+    sections, answers = [], []
+    kinds = [(row.mode, row.view, row.precision) for row in result.rows]
+    for mode, view, precision in dict.fromkeys(kinds):
+        kind = (mode, view, precision)
+        rows = [row for row, its in zip(result.rows, kinds, strict=True) if its == kind]
+        lower = "" if precision == "float32" else f"in {precision}"
+        heading = " ".join(filter(None, (SHOWN_MODES[mode], lower, view and f"({view} mask)")))
+        blocks: list[Block] = [Figures(plots_of(rows))]
+        settings = dict.fromkeys((row.length, row.batch, row.threads) for row in rows)
+        for length, batch, threads in settings:
+            own = [row for row in rows if (row.length, row.threads) == (length, threads)]
+            caption = f"{length:,} tokens, batch {batch}, {_counted(threads, 'thread')}"
+            blocks.append(Table(list(TERMS), [*map(cells, own)], caption, TERMS, sortable=True))
+        sections.append(Section(heading, blocks))
+        others = [row for row in rows if row.variant != DOT]
+        for best in sorted(others, key=lambda row: -row.speed)[:1]:
+            where = f"{heading}, {best.length:,} tokens"
+            answers.append(f"{where}: {best.variant}, {best.speed:.2f} times as fast")
+    sections.append(Section("Terms", [Glossary(TERMS)]))
+    sections.append(Section("How it was measured", [*_measured(result), Code(command)]))
+    lead: list[Block] = [
+        Text("The fastest variant, beside dot-product attention in the same rounds:", "answer"),
+        Points(answers),
+    ]
+    return page("Speed and memory of each variant beside dot", sections, lead)
+
+
+def _measured(result: Result) -> list[Block]:
+    found, plan = result.machine, result.plan
+    how = (
+        f"All variants ran in turn for {_counted(plan.rounds, 'round')}, timed by "
+        f"{found['clock']}, on {found['device']} with torch {found['torch']}. Width "
+        f"{plan.d_model}, {_counted(plan.num_heads, 'head')}, {plan.tokens:,} tokens a batch; in "
+        f"whole models {_counted(plan.num_layers, 'layer')} and a vocabulary of "
+        f"{plan.vocab_size:,}."
+    )
+    kernel = "The compiled kernel ran." if found["kernel"] == "compiled" else "No kernel ran."
+    rate = (
+        f"{kernel} A large matrix product reaches {found['gemm_flops_per_second'] / 1e9:.0f} "
+        f"GFLOP/s here; the load average was {found['load_average']:.2f} at the start."
+    )
+    return [Text(how), Text(rate), Text(f"Claims hold for: {found['claims']}.", "note")]
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
+
+
+def plots_of(rows: list[Row]) -> list[Plot]:
+    """The plots of one mode and mask: speed and memory, by variant or by length."""
+    plots = []
+    for threads in dict.fromkeys(row.threads for row in rows):
+        own = [row for row in rows if row.threads == threads]
+        title = _counted(threads, "thread") if len({row.threads for row in rows}) > 1 else ""
+        if len({row.length for row in own}) > 1:
+            caption = "Times as fast as dot, by best rounds."
+            plots.append(Plot(speed_by_length(own), caption, title))
+            continue
+        speeds = [(row.variant, row.speed, row.speed_low, row.speed_high) for row in own]
+        caption = "By best rounds; bars: the range of the rounds."
+        plots.append(Plot(beside_dot(speeds, "times as fast as dot"), caption, title))
+        dot = next(row for row in own if row.variant == DOT)
+        if dot.saved_bytes:
+            shares = {row.variant: (row.saved_bytes or 0) / dot.saved_bytes for row in own}
+            memory = [(name, share, share, share) for name, share in shares.items()]
+            caption = "What a forward pass keeps for backward, beside parameters."
+            plots.append(
+                Plot(beside_dot(memory, "memory for backward, times dot's"), caption, title)
+            )
+    return plots
 
 
 def cells(row: Row) -> list[str]:
@@ -482,6 +617,23 @@ def cells(row: Row) -> list[str]:
         "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.1f}",
         "" if row.gemm_fraction is None else f"{row.gemm_fraction:.0%}",
     ]
+
+
+def beside_dot(values: Sequence[tuple[str, float, float, float]], label: str) -> str:
+    """A value of each variant with its range, dot being 1: (name, value, low, high), in order."""
+    with drawing(0.9 + 0.27 * len(values)) as (figure, axes):
+        axes.grid(visible=False, axis="y")
+        axes.axvline(1, color=MUTED, linewidth=1)
+        for place, (name, value, low, high) in enumerate(values):
+            colour = TEXT if name == DOT else BLUE
+            axes.plot([low, high], [place, place], color=colour, linewidth=2)
+            axes.plot(value, place, "o", color=colour, markersize=6)
+        axes.set_yticks(range(len(values)), [fill(literal(name), 28) for name, *_ in values])
+        axes.set_ylim(len(values) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(label)
+        return to_svg(figure, f"{label}, one point per variant")
 
 
 def speed_by_length(rows: list[Row]) -> str:
