@@ -2,17 +2,19 @@
 
 import math
 import random
+import re
+import shutil
+import subprocess
 from collections import Counter
 from functools import partial
-from itertools import combinations
 
 import nltk
 import numpy as np
+import pycocoevalcap.meteor
 import pytest
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.stem.snowball import EnglishStemmer
 from pycocoevalcap.cider.cider import Cider
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
@@ -68,7 +70,7 @@ def test_a_signature_says_what_it_takes_to_repeat_the_figure():
     assert text.vectors_signature(vectors) == "ppmi+svd of the training split|words:3|size:2"
     assert text.cider_signature().startswith("cider-d|n:4|sigma:6|")
     assert text.rouge_signature().startswith("F|stem:porter|")
-    assert text.meteor_signature().startswith("1.5 en rank, exact+snowball, no syn")
+    assert text.meteor_signature().startswith("1.5 en rank, modules exact+stem, corpus|")
 
 
 def test_an_empty_answer_scores_nothing_and_the_reference_itself_everything():
@@ -78,7 +80,7 @@ def test_an_empty_answer_scores_nothing_and_the_reference_itself_everything():
         "bleu": text.bleu_statistics,
         "chrf": text.chrf_statistics,
         "rougeLsum": partial(text.rouge_statistics, "rougeLsum"),
-        "meteor15_no_wordnet": text.meteor_statistics,
+        "meteor_exact_stem": text.meteor_statistics,
         "cider": lambda *texts: text.cider_statistics(*texts) / [10, 1],
         "embedding_average": partial(text.embedding_statistics, vectors=vectors),
     }
@@ -110,54 +112,46 @@ def test_rouge_lsum_takes_sentences_in_any_order_and_rouge_l_does_not(offline):
     assert lines == ["Version 2.6 came.", '"Really?"', "she said!", "Yes"]
 
 
-def naive_alignments(hypothesis, reference):
-    """The alignments of most credit, then of fewest chunks, then of least distance."""
-    stem = EnglishStemmer().stem
-    pairs = [
-        (i, j)
-        for i, word in enumerate(hypothesis)
-        for j, other in enumerate(reference)
-        if stem(word) == stem(other)
-    ]
-    found = {}
-    for size in range(len(pairs) + 1):
-        for chosen in combinations(pairs, size):
-            if len({i for i, _ in chosen}) == len({j for _, j in chosen}) == size:
-                chunks = size - sum((i + 1, j + 1) in chosen for i, j in chosen)
-                credit = sum(1 if hypothesis[i] == reference[j] else 0.5 for i, j in chosen)
-                key = (-credit, chunks, sum(abs(i - j) for i, j in chosen))
-                found.setdefault(key, []).append(chosen)
-    return min(found)[1], found[min(found)]
-
-
-def naive_meteor15(hypothesis, reference, alignment, chunks):
-    """The definition on one alignment."""
-    if not alignment:
-        return 0.0
-    common = text.FUNCTION_WORDS
-    worth = {word: 0.25 if word in common else 0.75 for word in hypothesis + reference}
-    in_hypothesis = in_reference = 0
-    for i, j in alignment:
-        factor = 1 if hypothesis[i] == reference[j] else 0.6
-        in_hypothesis += factor * worth[hypothesis[i]]
-        in_reference += factor * worth[reference[j]]
-    precision = in_hypothesis / sum(worth[word] for word in hypothesis)
-    recall = in_reference / sum(worth[word] for word in reference)
-    f = 1 / (0.15 / precision + 0.85 / recall)
-    same = len(alignment) == len(hypothesis) == len(reference) and chunks == 1
-    return f * (1 - (0 if same else 0.6 * (chunks / len(alignment)) ** 0.2))
-
-
-def test_meteor_15_without_wordnet_is_its_definition(offline):
+def drawn_pairs(count):
+    """Texts of a few words, so that most are repeated and many share stems."""
     draw = random.Random(0)
-    vocabulary = ["the", "cat", "cats", "sat", "on", "mat", "running", "runs"]
-    for _ in range(60):
-        hypothesis, reference = (draw.choices(vocabulary, k=draw.randint(1, 5)) for _ in range(2))
-        made = text.meteor_statistics([" ".join(hypothesis)], [" ".join(reference)])
-        chunks, alignments = naive_alignments(hypothesis, reference)
-        possible = [naive_meteor15(hypothesis, reference, a, chunks) for a in alignments]
-        assert any(made[0, 0] == pytest.approx(each) for each in possible)
-    assert text.meteor_statistics(["car"], ["automobile"])[0, 0] == 0, "no synonyms"
+    vocabulary = re.split(
+        " ", "the cat cats sat sitting on mat mats running runs run a of . nations"
+    )
+    return [
+        [" ".join(draw.choices(vocabulary, k=draw.randint(1, 12))) for _ in range(count)]
+        for _ in range(2)
+    ]
+
+
+def test_meteor_is_that_of_its_own_program(tmp_path, offline):
+    if shutil.which("java") is None:
+        pytest.skip("needs java, which runs the program that pycocoevalcap brings")
+    texts = drawn_pairs(400)
+    texts = [texts[0] + ["the same ."] * 2, texts[1] + ["the same ."] * 2]
+    files = [tmp_path / name for name in ("hypotheses", "references")]
+    for file, lines in zip(files, texts, strict=True):
+        file.write_text("\n".join(lines) + "\n")
+    jar = f"{next(iter(pycocoevalcap.meteor.__path__))}/meteor-1.5.jar"
+    asked = ["-l", "en", "-m", "exact stem", "-w", "1.0 0.6", "-lower"]
+    done = ["java", "-Xmx1G", "-jar", jar, *map(str, files), *asked]
+    printed = subprocess.run(done, capture_output=True, text=True, check=True).stdout
+    theirs = [100 * float(number) for number in re.findall(r"score:\s+([\d.E-]+)", printed)]
+    made = text.meteor_statistics(*texts)
+    ours = [score("meteor_exact_stem", row[None]) for row in made]
+    np.testing.assert_allclose([*ours, score("meteor_exact_stem", made)], theirs, rtol=1e-12)
+
+
+def test_meteor_adds_up_counts_and_takes_the_best_reference(offline):
+    """What its program printed, for machines without java."""
+    assert score("meteor_exact_stem", text.meteor_statistics(*drawn_pairs(400))) == pytest.approx(
+        13.641349594689853, rel=1e-12
+    )
+    several = text.meteor_statistics(["a cat ran"], [["no dog", "cats ran", "the cat slept"]])
+    assert several.tolist() == text.meteor_statistics(["a cat ran"], ["cats ran"]).tolist()
+    assert score("meteor_exact_stem", text.meteor_statistics(["car"], ["automobile"])) == 0
+    old = np.array([[0.5, 1], [0.25, 1]], dtype=np.float32)
+    assert score("meteor15_no_wordnet", old) == 37.5, "statistics of older runs"
 
 
 @few

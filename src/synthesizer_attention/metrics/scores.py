@@ -78,12 +78,15 @@ METRICS = {
     "rouge2": _rouge("rouge2"),
     "rougeL": _rouge("rougeL", "dialogue"),
     "rougeLsum": _rouge("rougeLsum"),
-    "meteor15_no_wordnet": _percent(
-        margin=0.5,
+    "meteor_exact_stem": Metric(
+        text.meteor_from_statistics,
+        "METEOR (exact, stem)",
+        0.5,
         tasks=("dialogue",),
         measure=_of_two(text.meteor_statistics),
         sign=lambda *_: text.meteor_signature(),
     ),
+    "meteor15_no_wordnet": _percent("METEOR, mean of segments", margin=0.5),  # of older runs
     "cider": _percent(
         tasks=("dialogue",),
         measure=_of_two(text.cider_statistics),

@@ -1,8 +1,8 @@
 """Scores of written texts: BLEU, chrF, ROUGE, METEOR 1.5, CIDEr-D and the cosine of embeddings.
 
 BLEU columns: hypothesis length, reference length, matches per order, totals per order. chrF
-columns: hypothesis, reference and matching n-grams, three per character order. All others: (score,
-1). A signature says what a figure needs to be repeated.
+columns: hypothesis, reference and matching n-grams, three per character order. METEOR's stand with
+it. All others: (score, 1). A signature says what a figure needs to be repeated.
 """
 
 import functools
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -209,102 +209,136 @@ def _clipped_cosine(
 
 ALPHA, BETA, GAMMA, DELTA, STEM = 0.85, 0.2, 0.6, 0.75, 0.6  # METEOR 1.5, English, ranking
 BEAM = 40  # alignments kept while one is searched
-_CLOSED = """a an the this that these those i me my mine you your yours he him his she her hers it
-its we us our ours they them their theirs who whom whose which what when where why how there here
-and or but nor so if because as than while though although unless until since whether
-of to in on at by for from with about into over under after before between through during
-against among up down out off is am are was were be been being do does did done doing
-have has had having will would shall should can could may might must not no
-all any some each every both other such more most much many also too very just then now
-. , ; : ? ! ' " ( ) -"""
-FUNCTION_WORDS = frozenset(_CLOSED.split())
-"""English words of closed classes, and punctuation: our list, not the one of the original."""
+_COMMON = """the , . to of and a in that for " is on 's it with was as said at he by be from
+have has are his but an this not i will \u2019 they ) -rrb- ( -lrb- who their had we which were
+been more or s its would about new one after you : also up when there than $ all out her people
+she year two - can if last first \u201c over other \u201d into some what so -- no time years
+could ? 't \u2014 '"""
+FUNCTION_WORDS = frozenset(_COMMON.split())
+"""What METEOR 1.5 takes for English function words: those that newspapers use most."""
 
 
 def meteor_statistics(hypotheses: Sequence[str], references: Sequence[Reference]) -> Statistics:
-    """METEOR 1.5 for English (Denkowski and Lavie 2014) by exact and stem matches; the best counts.
+    """Count what METEOR 1.5 adds up over a corpus, by exact and stem matches: 13 columns.
 
-    P = sum of w over matched words of the hypothesis / sum over all of them; R: of the reference
+    For the hypothesis, then for the reference: words, function words, exact matches of content
+    words and of function words, stem matches of both. Last: chunks, none where all words match in
+    one. Of several references the one counts that scores best by itself.
+    """
+    rows = []
+    for hypothesis, texts in pair(hypotheses, references):
+        counted = [_count_matches(words(hypothesis), words(text)) for text in texts]
+        rows.append(max(counted, key=lambda row: meteor_from_statistics(np.array(row))))
+    return np.array(rows, dtype=np.int64)
+
+
+def meteor_from_statistics(total: Total) -> float:
+    """METEOR 1.5 for English (Denkowski and Lavie 2014), 0 to 100, of counts summed over a corpus.
+
+    P = sum of w over matched words of the hypotheses / sum over all of them; R: of the references
         a content word counts DELTA, a function word 1 - DELTA; a stem match STEM times that
     F = P R / (ALPHA P + (1 - ALPHA) R)
-    score = F (1 - GAMMA (chunks / matches)^BETA)     no penalty where both texts are the same
-    Synonyms and paraphrases need files that are not shipped here.
+    score = F (1 - GAMMA (chunks / matches)^BETA)
     """
-    return mean_statistics(
-        [
-            max(_meteor(words(hypothesis), words(text)) for text in texts)
-            for hypothesis, texts in pair(hypotheses, references)
-        ]
-    )
+    sides, chunks = np.reshape(total[:12], (2, 6)), total[12]
+    length, common, content, function, stem_content, stem_function = sides.T
+    matches = content + function + stem_content + stem_function
+    if not matches[0]:
+        return 0.0
+    matched = DELTA * (content + STEM * stem_content)
+    matched = matched + (1 - DELTA) * (function + STEM * stem_function)
+    p, r = matched / (DELTA * (length - common) + (1 - DELTA) * common)
+    penalty = GAMMA * (chunks / matches[0]) ** BETA
+    return float(100 * p * r / (ALPHA * p + (1 - ALPHA) * r) * (1 - penalty))
 
 
 def meteor_signature() -> str:
     """What a METEOR 1.5 figure needs to be repeated."""
     return (
-        f"1.5 en rank, exact+snowball, no synonyms, no paraphrases|alpha:{ALPHA}|beta:{BETA}"
-        f"|gamma:{GAMMA}|delta:{DELTA}|stem:{STEM}|function words:ours"
+        "1.5 en rank, modules exact+stem, corpus|words:lower, with punctuation|stem:snowball"
         f"|version:nltk-{version('nltk')}"
     )
 
 
-def _meteor(hypothesis: list[str], reference: list[str]) -> float:
-    found = _align(hypothesis, reference)
-    if not found.matches:
-        return 0.0
-    whole = len(found.matches) == len(hypothesis) == len(reference) and found.chunks == 1
-    penalty = 0.0 if whole else GAMMA * (found.chunks / len(found.matches)) ** BETA
-    weight = [1.0 if hypothesis[i] == reference[j] else STEM for i, j in found.matches]
-    p, r = (
-        sum(w * _worth(side[match[at]]) for w, match in zip(weight, found.matches, strict=True))
-        / sum(map(_worth, side))
-        for at, side in enumerate((hypothesis, reference))
-    )
-    return p * r / (ALPHA * p + (1 - ALPHA) * r) * (1 - penalty)
+def _count_matches(hypothesis: list[str], reference: list[str]) -> list[int]:
+    matches = _align(hypothesis, reference)
+    counts = []
+    for side, text in enumerate((hypothesis, reference)):
+        common = [word in FUNCTION_WORDS for word in text]
+        kinds = Counter((match[2], common[match[side]]) for match in matches)
+        counts += [len(text), sum(common)]
+        counts += [kinds[exact, function] for exact in (True, False) for function in (False, True)]
+    follows = sum((i + 1, j + 1) == (later[0], later[1]) for (i, j, _), later in pairwise(matches))
+    chunks = len(matches) - follows
+    whole = len(hypothesis) == len(reference) == len(matches) and chunks == 1
+    return [*counts, 0 if whole else chunks]
 
 
-def _worth(word: str) -> float:
-    return 1 - DELTA if word in FUNCTION_WORDS else DELTA
+@functools.lru_cache(maxsize=1 << 16)
+def _stem(word: str) -> str:
+    from nltk.stem.snowball import EnglishStemmer
+
+    return str(EnglishStemmer().stem(word))
 
 
 class _Alignment(NamedTuple):
-    """Words matched so far, as (hypothesis, reference) indices in order."""
+    """A search as far as a word of the reference; matches are (hypothesis, reference, exact)."""
 
-    matches: tuple[tuple[int, int], ...] = ()
-    credit: float = 0.0  # 1 for an exact match, 0.5 for a stem
-    chunks: int = 0  # runs of matches that follow each other in both texts
+    matches: tuple[tuple[int, int, bool], ...] = ()
+    exact: int = 0
+    chunks: int = 0  # closed ones
     distance: int = 0
+    end: int = -1  # the hypothesis word that would lengthen the open chunk
 
-    def add(self, i: int, j: int, credit: float) -> "_Alignment":
-        follows = self.matches[-1:] == ((i - 1, j - 1),)
+    def add(self, i: int, j: int, exact: bool, distance: int) -> "_Alignment":
         return _Alignment(
-            (*self.matches, (i, j)),
-            self.credit + credit,
-            self.chunks + (not follows),
-            self.distance + abs(i - j),
+            (*self.matches, (i, j, exact)),
+            self.exact + exact,
+            self.chunks + (self.end not in (-1, i)),
+            distance,
+            i + 1,
         )
 
+    def skip(self, distance: int) -> "_Alignment":
+        return self._replace(chunks=self.chunks + (self.end != -1), distance=distance, end=-1)
 
-def _align(hypothesis: list[str], reference: list[str]) -> _Alignment:
-    """The alignment of most credit, then of fewest chunks, then of least distance; by beam."""
-    from nltk.stem.snowball import EnglishStemmer
 
-    stem = EnglishStemmer().stem
-    stems, beam = [stem(word) for word in reference], [_Alignment()]
-    for i, word in enumerate(hypothesis):
-        own = stem(word)
-        candidates = [
-            (j, 1.0 if word == reference[j] else 0.5)
-            for j in range(len(reference))
-            if own == stems[j] or word == reference[j]
-        ]
-        grown = [
-            alignment.add(i, j, credit)
-            for alignment in beam
-            for j, credit in candidates
-            if all(j != taken for _, taken in alignment.matches)
-        ]
-        beam = sorted(beam + grown, key=lambda a: (-a.credit, a.chunks, a.distance))[:BEAM]
-    return beam[0]
+def _align(hypothesis: list[str], reference: list[str]) -> tuple[tuple[int, int, bool], ...]:
+    """The alignment of most exact matches, then of fewest chunks, then of least distance, by beam.
+
+    It is the one that METEOR 1.5's program finds. So a word pair without rivals is always matched,
+    other stem matches count nothing while it searches, and a match's distance is charged to the
+    alternatives after it.
+    """
+    pairs = [[(i, True) for i, own in enumerate(hypothesis) if own == word] for word in reference]
+    if hypothesis != reference:
+        stems = [_stem(word) for word in hypothesis]
+        for found, word in zip(pairs, reference, strict=True):
+            stem = _stem(word)
+            alike = (i for i, own in enumerate(stems) if own == stem and hypothesis[i] != word)
+            found += [(i, False) for i in alike]
+    rivals = Counter(i for found in pairs for i, _ in found)
+
+    def rank(path: _Alignment) -> tuple[int, int, int]:
+        return -path.exact, path.chunks, path.distance
+
+    beam = [_Alignment()]
+    for j, found in enumerate(pairs):
+        grown = []
+        for path in sorted(beam, key=rank)[:BEAM]:
+            if len(found) == 1 and rivals[found[0][0]] == 1:
+                i, exact = found[0]
+                grown.append(path.add(i, j, exact, path.distance + abs(i - j)))
+                continue
+            distance, taken = path.distance, {match[0] for match in path.matches}
+            for i, exact in found:
+                if i not in taken:
+                    grown.append(path.add(i, j, exact, distance))
+                    distance += abs(i - j)
+            grown.append(path.skip(distance))
+        beam = grown
+    last = sorted(beam, key=rank)[:BEAM]
+    return min((path.skip(path.distance) for path in last), key=rank).matches
 
 
 def embedding_statistics(
