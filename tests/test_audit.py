@@ -47,7 +47,14 @@ from synthesizer_attention.audit import projections
 from synthesizer_attention.audit.averages import _explained, measure_averages
 from synthesizer_attention.audit.convert import convert
 from synthesizer_attention.audit.converted import build_converted
-from synthesizer_attention.audit.cost import Point, checkpoints_of, most_heads, sentence, why_ended
+from synthesizer_attention.audit.cost import (
+    Point,
+    change,
+    checkpoints_of,
+    most_heads,
+    sentence,
+    why_ended,
+)
 from synthesizer_attention.audit.examples import METRICS, Example, Metric, encode, read_examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.load import load_model, load_tokenizer, num_positions
@@ -161,7 +168,7 @@ def test_from_a_folder_to_a_folder_and_on(audits, tmp_path, capsys):
     assert not {tuple(head) for head in record["order"]} & {tuple(h) for h in first["order"][:5]}
     assert record["architecture"] == "ConvertedT5ForConditionalGeneration"
     assert {row["replaced"] for row in record["speed"]} >= {0, 7}
-    assert "5 tables: replaced before" in (out / "report.html").read_text()
+    assert "t, table: 5 heads, replaced before" in (out / "report.html").read_text()
     assert main(["convert", str(out), "--heads", "8", "--out", str(tmp_path / "no")]) == 2
     assert "the model has 7 that are dot products: give 1 to 7" in capsys.readouterr().err
     point = next(point for point in record["curve"] if point["replaced"] == 5)
@@ -241,15 +248,18 @@ def test_the_walk_ends_at_the_first_point_that_may_lose_too_much():
     assert best.replaced == 2
     assert sentence(best, 6, 1.0, "accuracy") == (
         "2 of 6 heads can be tables at a loss of at most 1 points of accuracy "
-        "(measured 0.1, interval 0 to 0.3)."
+        "(measured: 0.1 worse; interval: 0 to 0.3 worse)."
     )
+    assert change(Point(2, 9, -0.06, -0.2, 0.08)) == ("0.06 better", "0.2 better to 0.08 worse")
+    assert change(Point(2, 9, -0.06, -0.2, -0.01)) == ("0.06 better", "0.01 to 0.2 better")
     assert sentence(points[0], 6, 1.0, "accuracy").startswith("No head can be shown to be a table")
     assert why_ended(points, best, 1.0, "accuracy") == (
         "With 4 heads the measured loss is within it, and its interval is not: 0.5 points of "
-        "accuracy (interval 0.2 to 1.2). More examples would narrow it."
+        "accuracy (interval: 0.2 to 1.2 worse). More examples would narrow it."
     )
     assert why_ended(points, points[0], 0.05, "accuracy") == (
-        "With 2 heads the loss is more than that: 0.1 points of accuracy (interval 0 to 0.3)."
+        "With 2 heads the loss is more than that: 0.1 points of accuracy "
+        "(interval: 0 to 0.3 worse)."
     )
     assert why_ended(points, points[-1], 1.0, "accuracy") == ""
     # the first step is halved, so that "no head" is said of one head, not of twelve
@@ -583,7 +593,7 @@ def test_an_audit_says_at_its_start_what_convert_will_do(home, tmp_path, capsys,
     albert = AlbertForMaskedLM(AlbertConfig(**SMALL | TEXT, embedding_size=8))
     wrong = {"query_key_value": Projection("qkv")}  # all of each head, read as all queries first
     for number, (model, layouts, reason) in enumerate((
-        (albert, LAYOUTS, "AlbertForMaskedLM shares one attention among its layers"),
+        (albert, LAYOUTS, "AlbertForMaskedLM calls one attention more than once"),
         (build("neox"), (), "GPTNeoXAttention has query_key_value, dense and no projections"),
         (build("neox"), (wrong,), "a GPTNeoXForCausalLM computes something else with heads left"),
         (build("neox"), LAYOUTS, ""),
@@ -637,5 +647,5 @@ def test_a_model_that_shares_its_attention_is_audited_and_not_converted():
     ):
         layers = found_layers(model, batch)
         assert len(layers) == 2
-        with pytest.raises(UserError, match="shares one attention among its layers"):
+        with pytest.raises(UserError, match="calls one attention more than once"):
             build_converted(model, layers, {0: HeadTables((0,), 8)})

@@ -88,7 +88,9 @@ def test_another_tuning_is_not_gone_on_with(audits, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is of a tuning with other options or texts"):
         tuned(steps=3)
     (tmp_path / "tuning.safetensors").write_bytes(b"half")
-    with pytest.raises(UserError, match="is damaged; delete it to tune from the beginning"):
+    with pytest.raises(
+        UserError, match="is damaged; delete it to repeat the tuning from the beginning"
+    ):
         tuned(steps=2)
     (tmp_path / "tuning.safetensors").unlink()
     with pytest.raises(UserError, match="the loss of tuning step 2 is nan; give a lower"):

@@ -1,10 +1,19 @@
 """Models as programs without Python: torch.export, and ONNX Runtime, at any batch and length."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.export import Dim
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from synthesizer_attention.audit.converted import Layer, build_converted
+from synthesizer_attention.audit.export import export as write_onnx
+from synthesizer_attention.audit.tables import HeadTables
+from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import MODELS, SynthesizerConfig
 
 MAX_LEN = 20
@@ -101,3 +110,56 @@ def test_every_variant_exports_to_onnx(kind, tmp_path):
     program = export(kind, model)
     check(kind, model, lambda **given: program.module()(**given).logits)
     check_onnx(kind, model, program, tmp_path)
+
+
+def tokenizer():
+    words = {name: number for number, name in enumerate(["[PAD]", "[UNK]", *"abcdefghijklmno"])}
+    made = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_converted_encoder_is_served_without_any_dot_product(tmp_path):
+    """All heads are tables: the graph multiplies no two activations but weights and values."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(
+        **sizes, vocab_size=17, intermediate_size=16, max_position_embeddings=MAX_LEN
+    )
+    layers = [Layer(n, f"encoder.layer.{n}.attention.self", 2, 2, 8, False, None) for n in range(2)]
+    tables = {n: HeadTables(range(2), 8) for n in range(2)}
+    for parameter in (p for table in tables.values() for p in table.parameters()):
+        torch.nn.init.normal_(parameter)
+    model = build_converted(BertModel(config).eval(), layers, tables)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    said = []
+    record = write_onnx(str(tmp_path / "model"), tmp_path / "out", said.append, lengths=[8])
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["output"] == "states"
+    assert record["distance"] < 1e-5
+    assert record["cosine_int8"] > 0.99
+    assert [row["length"] for row in record["milliseconds"]] == [8]
+    given = inputs("encoder", 3, 9, 1)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    (found,) = session.run(["states"], {name: value.numpy() for name, value in given.items()})
+    real = given["attention_mask"].bool()
+    torch.testing.assert_close(
+        torch.from_numpy(found)[real], model(**given)[0][real], atol=1e-5, rtol=1e-4
+    )
+    with pytest.raises(UserError, match="out is not an empty directory; name another --out"):
+        write_onnx(str(tmp_path / "model"), tmp_path / "out", said.append)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_classifier_is_served_and_a_decoder_refused(tmp_path):
+    pytest.importorskip("onnxruntime")
+    for kind in ("encoder", "decoder"):
+        build(kind, "random+dot,dense").save_pretrained(tmp_path / kind)
+        tokenizer().save_pretrained(tmp_path / kind)
+    record = write_onnx(str(tmp_path / "encoder"), tmp_path / "out", print)
+    assert (record["output"], record["max_len"]) == ("logits", MAX_LEN)
+    assert record["distance"] < 1e-5
+    assert record["cosine_int8"] > 0.98
+    with pytest.raises(UserError, match="ForCausalLM; export takes encoders and classifiers of te"):
+        write_onnx(str(tmp_path / "decoder"), tmp_path / "other", print)

@@ -317,7 +317,7 @@ def mask_of(
         **options,
     )  # fmt: skip
     if mask is not None:
-        begins = mask.new_zeros(len(mask), dtype=torch.long)
+        begins = mask.new_zeros(mask.shape[0], dtype=torch.long)  # len() fixes an export
         if attention_mask is not None and attention_mask.dim() == 2:
             begins = attention_mask.to(torch.uint8).argmax(-1)
         mask.first_slot = begins - kv_offset  # type: ignore[attr-defined]
@@ -392,8 +392,9 @@ def build_converted(
     for place in tables:
         if sum(other.name == layers[place].name for other in layers) > 1:
             raise UserError(
-                f"{type(model).__name__} shares one attention among its layers, so that a head "
-                "cannot be left out of one of them; audit works, convert does not"
+                f"{type(model).__name__} calls one attention more than once (in several layers, as "
+                "ALBERT does, or twice in a layer, as DiffLlama does), so that a head cannot be "
+                "left out of one call; audit works, convert does not"
             )
     if is_own(model):
         converted, state = _build_own(model, {layers[n].name: t for n, t in tables.items()})

@@ -172,6 +172,18 @@ def most_heads(points: Sequence[Point], margin: float) -> Point:
     return best
 
 
+def change(point: Point) -> tuple[str, str]:
+    """A point's cost and its interval in words: "0.06 better", "0.2 better to 0.08 worse"."""
+    ends = (point.low, point.high) if point.high > 0 else (point.high, point.low)
+    cost, first, last = (
+        f"{abs(value):.3g}{(value > 0) * ' worse'}{(value < 0) * ' better'}"
+        for value in (point.cost, *ends)
+    )
+    if first.partition(" ")[2] == last.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return cost, f"{first} to {last}"
+
+
 def sentence(point: Point, total: int, margin: float, metric: str, before: int = 0) -> str:
     """The answer, in words; `before` heads were tables when the audit began."""
     start = f" Of the model as it is: {before} of its heads are tables already." if before else ""
@@ -182,10 +194,10 @@ def sentence(point: Point, total: int, margin: float, metric: str, before: int =
             f"measure on more examples, or allow more with a smaller --keep.{start}"
         )
     which = "further heads" if before else "heads"
+    cost, interval = change(point)
     return (
         f"{point.replaced} of {total} {which} can be tables at a loss of at most {margin:.3g} "
-        f"{unit} (measured {point.cost:.3g}, interval {point.low:.3g} to {point.high:.3g})."
-        f"{start}"
+        f"{unit} (measured: {cost}; interval: {interval}).{start}"
     )
 
 
@@ -196,7 +208,7 @@ def why_ended(points: Sequence[Point], best: Point, margin: float, metric: str) 
         return ""
     unit = METRICS[metric].unit
     heads = "1 head" if after.replaced == 1 else f"{after.replaced} heads"
-    found = f"{after.cost:.3g} {unit} (interval {after.low:.3g} to {after.high:.3g})"
+    found = f"{after.cost:.3g} {unit} (interval: {change(after)[1]})"
     if after.cost > margin:
         return f"With {heads} the loss is more than that: {found}."
     return (

@@ -403,7 +403,7 @@ def encode(
         examples = [Example((tokenizer.decode(ids),)) for ids in chosen_ids]
     else:
         examples = examples[:limit]
-        rows, num_cut = _rows(examples, metric, model, tokenizer, max_len)
+        rows, num_cut = encode_rows(examples, metric, model, tokenizer, max_len)
     largest = max(max(row["input_ids"], default=0) for row in rows)
     try:
         known = getattr(model.get_input_embeddings(), "num_embeddings", largest + 1)
@@ -447,7 +447,7 @@ def _windows(
     return torch.cat([windows.new_tensor(start).expand(count, -1), windows], 1)
 
 
-def _rows(
+def encode_rows(
     examples: Sequence[Example], metric: str, model: PreTrainedModel, tokenizer: Tokenizer,
     max_len: int,
 ) -> tuple[Rows, int]:  # fmt: skip
@@ -549,13 +549,13 @@ def tuning_rows(
     An encoder-decoder's row is a text and, as its decoder reads it, the target.
     """
     if load.reads_targets(model):
-        pairs, _ = _rows(examples, "loss", model, tokenizer, max_len)
+        pairs, _ = encode_rows(examples, "loss", model, tokenizer, max_len)
         return [decoder_row(row["input_ids"], row["labels"], model) for row in pairs]
     alone = [Example((text,)) for example in examples for text in example.texts]
     if load.is_causal(model):
         windows = _windows(alone, model, tokenizer, max_len).tolist()
         return [{"input_ids": window} for window in windows]
-    return _rows(alone, "agreement", model, tokenizer, max_len)[0]
+    return encode_rows(alone, "agreement", model, tokenizer, max_len)[0]
 
 
 def decoder_row(

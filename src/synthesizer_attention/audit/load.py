@@ -56,8 +56,11 @@ _READERS = (
 _SLACK = 2**26  # numbers that a model may have beside its weights: masks, tables of positions
 
 
-def load_model(name: str, metric: str | None) -> PreTrainedModel:
-    """The model, as the class that its folder names; its base alone where embeddings are asked."""
+def load_model(name: str, metric: str | None, *, audited: bool = True) -> PreTrainedModel:
+    """The model, as the class that its folder names; its base alone where embeddings are asked.
+
+    audited   refuse a model whose heads cannot be reached
+    """
     where, options = locate(name)
     try:
         held = None  # numbers that the weights of a folder or a .gguf hold at most
@@ -95,7 +98,8 @@ def load_model(name: str, metric: str | None) -> PreTrainedModel:
             f"{name} holds no weights for {len(missing)} parameters of a {type(model).__name__}, "
             f"such as {missing[0]}; give the folder of a whole model"
         )
-    reachable(model)
+    if audited:
+        reachable(model)
     return model.eval()
 
 

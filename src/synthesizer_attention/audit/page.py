@@ -13,18 +13,42 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from synthesizer_attention.audit.cost import change, sentence, why_ended
 from synthesizer_attention.audit.examples import METRICS
 from synthesizer_attention.audit.record import (
     PAGE,
     RECORD,
     TABLES,
+    Point,
     check_tables,
     model_name,
     read_audit,
 )
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.report.page import Block, Figures, Plot, Section, Table, Text, page
-from synthesizer_attention.report.style import BLUE, MUTED, RED, SHADE, drawing, to_svg
+from synthesizer_attention.report.page import (
+    Block,
+    Figures,
+    Plot,
+    Points,
+    Section,
+    Table,
+    Text,
+    page,
+)
+from synthesizer_attention.report.style import (
+    BLUE,
+    MUTED,
+    RED,
+    RIGHT,
+    SHADE,
+    SIGNED,
+    UP,
+    WIDTH,
+    End,
+    drawing,
+    name_at_right,
+    to_svg,
+)
 from synthesizer_attention.run.files import check_regular_file, make_folder, write_text
 
 Record = dict[str, Any]
@@ -33,10 +57,10 @@ _INCOMPLETE = (
 )  # fmt: skip
 _NEAR = 8  # distances shown on each side
 _KINDS = {
-    "positional": "attends by distance",
-    "sink": "mostly the first or last token",
-    "uniform": "nearly the same everywhere",
-    "content": "depends on the tokens: averages explain less than half",
+    "positional": "attend by distance",
+    "sink": "attend mostly to the first or last token",
+    "uniform": "attend nearly alike to all tokens",
+    "content": "depend on the tokens: averages explain less than half",
 }
 
 
@@ -87,7 +111,11 @@ def _lead(record: Record) -> list[Block]:
     cut = f" {record['num_cut']} {reads} were cut at {record['max_len']} tokens."
     left = ", ".join(f"{name} ({spec})" for name, spec in record.get("left", {}).items())
     left = f" Layers that are no dot product were left as they are: {left}." if left else ""
-    ended = record.get("ended", "")
+    points = [Point(**point) for point in record["curve"]]
+    best, margin, metric = Point(**record["answer"]), record["margin"], record["metric"]
+    before = sum(len(layer.get("tables", [])) for layer in record["layers"])
+    answer = sentence(best, len(record["order"]), margin, metric, before)
+    ended = why_ended(points, best, margin, metric)
     scope = (
         f"{record['architecture']}, {len(record['order'])} heads of dot products in "
         f"{len(record['layers'])} layers of self-attention; {record['metric']} "
@@ -95,33 +123,48 @@ def _lead(record: Record) -> list[Block]:
         "head attends by a table of its average attention, and nothing was retrained."
         f"{cut if record['num_cut'] else ''}{left}"
     )
-    said = [Text(record["sentence"], "answer"), *([Text(ended)] if ended else [])]
+    said = [Text(answer, "answer"), *([Text(ended)] if ended else [])]
     return [*said, Text(scope, "note")]
 
 
 def _curve(record: Record) -> Plot:
     points, control = record["curve"], record["control"]
-    with drawing(3.2, 6.4) as (figure, axes):
+    with drawing(3.2) as (figure, axes):
         counts = [point["replaced"] for point in points]
         costs = [point["cost"] for point in points]
         low, high = ([point[end] for point in points] for end in ("low", "high"))
+        axes.axvline(record["answer"]["replaced"], color=SHADE, linewidth=6, zorder=0)
         axes.fill_between(counts, low, high, color=BLUE, alpha=0.18, linewidth=0)
-        axes.plot(counts, costs, "o-", color=BLUE, markersize=4, label="in the order of cost")
+        axes.plot(counts, costs, "o-", color=BLUE, markersize=4)
         below = [point["cost"] - point["low"] for point in control]
         above = [point["high"] - point["cost"] for point in control]
         axes.errorbar(
             [p["replaced"] for p in control], [p["cost"] for p in control], yerr=[below, above],
-            fmt="s", color=RED, markersize=4, linewidth=1.2, label="in random order",
+            fmt="s", color=RED, markersize=4, linewidth=1.2,
         )  # fmt: skip
-        axes.axhline(record["margin"], color=MUTED, linewidth=1, linestyle=(0, (4, 2)))
-        axes.text(0, record["margin"], " allowed", color=MUTED, fontsize=9, va="bottom")
-        axes.axhline(0, color=MUTED, linewidth=0.8)
-        axes.axvline(record["answer"]["replaced"], color=SHADE, linewidth=6, zorder=0)
+        ends = [End(counts[-1], costs[-1], "least cost first", {"color": BLUE, "linestyle": "-"})]
+        for point in control[-1:]:
+            look = {"color": RED, "linestyle": "-"}
+            ends.append(End(point["replaced"], point["cost"], "random order", look))
+        for name, height, dashes in (
+            ("allowed", record["margin"], (0, (4, 2))),
+            ("original", 0.0, "-"),
+        ):
+            flat: dict[str, Any] = {"color": MUTED, "linestyle": dashes}
+            axes.axhline(height, linewidth=1, **flat)
+            ends.append(End(counts[-1], height, name, flat))
+        axes.margins(x=0.02)
+        axes.yaxis.set_major_formatter(SIGNED)
         axes.set_xlabel("heads replaced by tables")
-        axes.set_ylabel(f"loss, {METRICS[record['metric']].unit}")
-        axes.legend(loc="upper left")
+        axes.set_ylabel(f"{METRICS[record['metric']].unit} (worse {UP})")
+        figure.draw_without_rendering()
+        name_at_right(axes, ends)
         svg = to_svg(figure, "Loss of the metric by the number of heads replaced, with its band")
-    return Plot(svg, "Bands and bars: nine of ten resamples of the examples. Grey: the answer.")
+    return Plot(
+        svg,
+        "Loss of the metric with heads replaced. Bands and bars: nine of ten resamples of the "
+        "examples. Grey: the answer.",
+    )
 
 
 def _curve_table(record: Record) -> Table:
@@ -130,25 +173,33 @@ def _curve_table(record: Record) -> Table:
         [
             f"{point['replaced']}",
             f"{point['value']:.4g}",
-            f"{point['cost'] + 0.0:.3g}",
-            f"{point['low'] + 0.0:.3g} to {point['high'] + 0.0:.3g}",
+            *(change(Point(**point)) if point["replaced"] else ("", "")),
             f"{size['parameters'] / 1e6:.3g} M",
             f"{size['flops'] / max(1, first['flops']):.0%}",
             f"{size['cache_bytes'] / 1024:.3g} KiB" if first["cache_bytes"] else "none",
         ]
         for point, size in zip(record["curve"], record["sizes"], strict=True)
     ]
-    head = ["heads replaced", record["metric"], "worse by", "interval", "attention parameters"]
+    head = ["heads replaced", record["metric"], "change", "interval", "attention parameters"]
     head += [f"attention FLOPs at {record['max_len']} tokens", "cache per token"]
     return Table(head, rows, caption="Cache in float32; FLOPs as a share of the original's.")
 
 
-def _heads_words(record: Record) -> list[Block]:
+def _kinds(record: Record) -> dict[str, str]:
+    """What the letters of the map stand for: the kinds that heads have, and how many have each."""
     counts = Counter(head["kind"] for head in record["heads"])
-    before = sum(len(layer.get("tables", [])) for layer in record["layers"])
-    said = [f"{before} tables: replaced before, and left as they are."] if before else []
-    said += [f"{counts[kind]} {kind}: {words}." for kind, words in _KINDS.items() if counts[kind]]
-    return [Text(words) for words in said]
+    found = {
+        kind[0]: f"{kind}: {counts[kind]} head{'s' * (counts[kind] > 1)}, which {does}."
+        for kind, does in _KINDS.items()
+        if counts[kind]
+    }
+    if before := sum(len(layer.get("tables", [])) for layer in record["layers"]):
+        found["t"] = f"table: {before} head{'s' * (before > 1)}, replaced before and left alone."
+    return found
+
+
+def _heads_words(record: Record) -> list[Block]:
+    return [Points([f"{letter}, {words}" for letter, words in _kinds(record).items()])]
 
 
 def _heat(record: Record) -> Plot:
@@ -158,7 +209,7 @@ def _heat(record: Record) -> Plot:
         grid[head["layer"], head["head"]] = head["moved"]
     top = max(float(np.nanmax(grid)), 1e-8)  # a loss may fall with every head
     floor = top / 1e4
-    with drawing(0.8 + 0.3 * layers, max(4.8, 0.45 * heads + 1.6)) as (figure, axes):
+    with drawing(1.5 + 0.28 * layers, max(WIDTH, 0.4 * heads + 2)) as (figure, axes):
         axes.grid(visible=False)
         drawn = axes.imshow(
             np.clip(grid, floor, None), cmap="viridis", norm=LogNorm(floor, top), aspect="auto"
@@ -175,13 +226,13 @@ def _heat(record: Record) -> Plot:
         axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
         axes.set_yticks(range(layers), _layer_names(record))
         axes.tick_params(length=0)
-        figure.colorbar(drawn, ax=axes, fraction=0.04, pad=0.02).set_label("how far outputs move")
+        axes.set_xlabel("head")
+        letters = [f"{key}  {words.partition(':')[0]}" for key, words in _kinds(record).items()]
+        axes.text(1.03, 1, "\n".join(letters), transform=axes.transAxes, va="top", fontsize=9)
+        bar = figure.colorbar(drawn, ax=axes, location="top", aspect=40, pad=0.03)
+        bar.set_label(f"how far outputs move (needed more {RIGHT})")
         svg = to_svg(figure, "Cost of replacing each head alone, by layer and head")
-    return Plot(
-        svg,
-        "Each head replaced alone; bright costs most. p positional, s sink, u uniform, c content"
-        f"{', t a table before' * any(layer.get('tables') for layer in record['layers'])}.",
-    )
+    return Plot(svg, "Each head replaced alone; the letter is its kind, as listed above.")
 
 
 def _layer_names(record: Record) -> list[str]:

@@ -130,11 +130,14 @@ def replace_attention(
 ) -> list[str]:
     """Replace self-attention in place; the names of what was replaced are returned.
 
-    spec    a mixture with a dot product starts exactly at the old function: the dot product takes
-            the old weights, the other parts start at zero, and the mixture's weights are made up
-            for; of groups of heads, those with a dot product do
-    layers  which ones, counted from 0 in the order of the model; by default all
-    fresh   draw every parameter anew
+    Args:
+        model: Any model whose self-attention is known, as those of BERT, GPT-2 or Llama.
+        spec: A mixture with a dot product starts exactly at the old function: the dot product
+            takes the old weights, the other parts start at zero, and the mixture's weights are
+            made up for; of groups of heads, those with a dot product do.
+        max_len: Longest sequence that the tables of the new layers serve.
+        layers: Which ones, counted from 0 in the order of the model; by default all.
+        fresh: Draw every parameter anew.
     """
     transformers = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
@@ -359,19 +362,25 @@ def dot_logits(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor
     return logits if softcap is None else (logits / softcap).tanh() * softcap
 
 
+def self_attentions(model: Any) -> list[str]:  # noqa: ANN401
+    """The names, in the base of a Hugging Face model, of what attends to itself."""
+    from synthesizer_attention.audit.hook import is_cross, reachable
+    from synthesizer_attention.audit.projections import layout_of
+
+    reachable(model)
+    return [
+        name
+        for name, module in model.base_model.named_modules()
+        if layout_of(module) and not is_cross(name, module)
+    ]
+
+
 def _replace_in_pretrained(
     model: Any, spec: str, max_len: int, layers: Iterable[int] | None, *, fresh: bool  # noqa: ANN401
 ) -> list[str]:  # fmt: skip
     from synthesizer_attention.audit import converted, projections  # which need transformers
-    from synthesizer_attention.audit.hook import is_cross, reachable
 
-    reachable(model)
-    base = model.base_model
-    found = [
-        name
-        for name, module in base.named_modules()
-        if projections.layout_of(module) and not is_cross(name, module)
-    ]
+    base, found = model.base_model, self_attentions(model)
     names = choose_layers(found, layers, type(model).__name__)
     before = converted.replaced_before(model)
     for place, name in enumerate(found):

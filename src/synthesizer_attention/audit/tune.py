@@ -8,14 +8,14 @@ checkpoint and ends with the same weights. Some texts are held out, to say how n
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from synthesizer_attention.attention.synthesis import Random, Relative
@@ -24,7 +24,14 @@ from synthesizer_attention.audit.load import attend_fast
 from synthesizer_attention.audit.record import Say
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.errors import UserError
-from synthesizer_attention.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from synthesizer_attention.run.progress import Pace, clock
+from synthesizer_attention.training.checkpoint import (
+    OPTIMIZER,
+    WEIGHTS,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 CHECKPOINT = "tuning.safetensors"
 SAVED_EVERY = 100  # steps
@@ -70,106 +77,149 @@ def tune(
     held_out, kept = order[:count], order[count:]
     attend_fast(original)
     converted.eval()  # no dropout: the original's outputs have none
-    optimizer = _optimizer(converted, tuning)
+    tables = table_parameters(converted)
+    chosen = set(map(id, tables))
+    others = [p for p in converted.parameters() if id(p) not in chosen]
+    for parameter in others:
+        parameter.requires_grad_(tuning.everything)
+    rates = [(tables, tuning.table_rate), (others if tuning.everything else [], tuning.rate)]
     before = _held_out_distance(original, converted, rows, held_out)
-    facts = {**asdict(tuning), "rows": len(kept), "before": before}
-    losses = _resume(folder, converted, optimizer, facts, say)
-    batches = lru_cache(1)(partial(_batches, [lengths[row] for row in kept], tuning))
-    steps = tuning.steps
-    rising = max(1, round(WARMUP * steps))
-    for step in range(len(losses) + 1, steps + 1):
-        share = step / rising if step < rising else (steps - step + 1) / (steps - rising + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * share
-        epoch, at = divmod(step - 1, -(-len(kept) // tuning.batch))
-        inputs = rows.batch([kept[place] for place in batches(epoch)[at]])
-        loss = _distance(original, converted, inputs, by_layer=step <= steps // 3)
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the loss of tuning step {step} is {loss.item()}; give a lower --tune-rate than "
-                f"{tuning.rate}"
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(converted.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % SAID_EVERY == 0 or step == steps:
-            say(f"tuning step {step} of {steps}: loss {losses[-1]:.4f}")
-        if folder is not None and step % SAVED_EVERY == 0 and step < steps:
-            _save(folder, converted, optimizer, {**facts, "losses": losses})
+    batches = Batches([lengths[row] for row in kept], tuning.batch, tuning.seed)
+
+    def loss_of(step: int) -> Tensor:
+        inputs = rows.batch([kept[place] for place in batches(step)])
+        return _distance(original, converted, inputs, by_layer=step <= tuning.steps // 3)
+
+    losses = train(
+        converted, rates, tuning.steps, loss_of, say,
+        path=None if folder is None else folder / CHECKPOINT,
+        facts={**asdict(tuning), "rows": len(kept), "before": before},
+        advice=f"give a lower --tune-rate than {tuning.rate}",
+    )  # fmt: skip
     after = _held_out_distance(original, converted, rows, held_out)
     if held_out:
         say(f"distance from the original on {count} held-out examples: {before:.4f} to {after:.4f}")
     return Tuned(losses, before, after)
 
 
-def _optimizer(model: PreTrainedModel, tuning: Tuning) -> torch.optim.Optimizer:
-    kinds = (HeadTables, Relative, Random)  # of converted models and of ours
+def table_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of converted models and of ours, which learn at a rate of their own."""
+    kinds = (HeadTables, Relative, Random)
     modules = [module for module in model.modules() if isinstance(module, kinds)]
-    tables = [p for module in modules for p in module.parameters(recurse=False)]
-    chosen = set(map(id, tables))
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    for parameter in others:
-        parameter.requires_grad_(tuning.everything)
-    groups = [{"params": tables, "lr": tuning.table_rate, "peak": tuning.table_rate}]
-    if tuning.everything:
-        groups.append({"params": others, "lr": tuning.rate, "peak": tuning.rate})
-    return torch.optim.AdamW(groups, weight_decay=0.0)
+    return [p for module in modules for p in module.parameters(recurse=False)]
 
 
-def _batches(lengths: Sequence[int], tuning: Tuning, epoch: int) -> list[list[int]]:
-    """The rows of every step of an epoch, all once, in random order; similar lengths together."""
-    generator = random.Random(f"{tuning.seed} {epoch}")
-    order = generator.sample(range(len(lengths)), len(lengths))
-    batches, size = [], tuning.batch
-    for start in range(0, len(order), POOL * size):
-        pool = sorted(order[start : start + POOL * size], key=lengths.__getitem__)
-        batches += [pool[at : at + size] for at in range(0, len(pool), size)]
-    generator.shuffle(batches)
-    return batches
+class Batches:
+    """The rows of every step: each once an epoch, in random order; similar lengths together."""
+
+    def __init__(self, lengths: Sequence[int], size: int, seed: int) -> None:
+        self.lengths, self.size, self.seed = lengths, size, seed
+        self._epoch = lru_cache(1)(self._draw)
+
+    def __call__(self, step: int) -> list[int]:
+        epoch, at = divmod(step - 1, -(-len(self.lengths) // self.size))
+        return self._epoch(epoch)[at]
+
+    def _draw(self, epoch: int) -> list[list[int]]:
+        generator = random.Random(f"{self.seed} {epoch}")
+        order = generator.sample(range(len(self.lengths)), len(self.lengths))
+        batches, size = [], self.size
+        for start in range(0, len(order), POOL * size):
+            pool = sorted(order[start : start + POOL * size], key=self.lengths.__getitem__)
+            batches += [pool[at : at + size] for at in range(0, len(pool), size)]
+        generator.shuffle(batches)
+        return batches
 
 
-def _save(
-    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
-) -> None:
-    """Weights and the optimizer's state, in one atomic file."""
-    tensors = {f"weights/{name}": p.detach() for name, p in model.named_parameters()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
-    write_checkpoint(folder / CHECKPOINT, Checkpoint(tensors, dict(facts)))
+def train(
+    model: nn.Module,
+    rates: Sequence[tuple[Sequence[nn.Parameter], float]],
+    steps: int,
+    loss_of: Callable[[int], Tensor],
+    say: Say,
+    *,
+    path: Path | None,
+    facts: Mapping[str, Any],
+    advice: str,
+    what: str = "tuning",
+    after: Callable[[int], None] = lambda step: None,
+) -> list[float]:
+    """Train groups of parameters at their rates; the loss of every step is returned.
+
+    path    of a checkpoint, from which it goes on if facts are the same; the caller removes it
+    after   is called behind each step, before its checkpoint is written
+    """
+    groups = [{"params": list(each), "lr": rate, "peak": rate} for each, rate in rates if each]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    losses = _resume(path, model, optimizer, facts, say, what)
+    rising, pace = max(1, round(WARMUP * steps)), Pace(len(losses))
+    for step in range(len(losses) + 1, steps + 1):
+        share = step / rising if step < rising else (steps - step + 1) / (steps - rising + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        loss = loss_of(step)
+        if not torch.isfinite(loss):
+            raise UserError(f"the loss of {what} step {step} is {loss.item()}; {advice}")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if step % SAID_EVERY == 0 or step == steps:
+            left = clock(pace.seconds_per_step(step) * (steps - step))
+            say(f"{what} step {step} of {steps}: loss {losses[-1]:.4f}, {left} left")
+        after(step)
+        if path is not None and step % SAVED_EVERY == 0 and step < steps:
+            tensors = trained(model)
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
+            write_checkpoint(path, Checkpoint(tensors, {**facts, "losses": losses}))
+    return losses
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that are trained, as a checkpoint names them."""
+    named = model.named_parameters()
+    return {f"{WEIGHTS}{name}": p.detach() for name, p in named if p.requires_grad}
 
 
 def _resume(
-    folder: Path | None,
-    model: PreTrainedModel,
+    path: Path | None,
+    model: nn.Module,
     optimizer: torch.optim.Optimizer,
     facts: Mapping[str, Any],
     say: Say,
+    what: str,
 ) -> list[float]:
     """Go back to the newest checkpoint, if there is one; the losses so far are returned."""
-    if folder is None or not (folder / CHECKPOINT).exists():
+    if path is None or not path.exists():
         return []
-    checkpoint = read_checkpoint(folder / CHECKPOINT)
+    checkpoint = read_checkpoint(path)
     if checkpoint is None:
-        raise UserError(f"{folder / CHECKPOINT} is damaged; delete it to tune from the beginning")
+        raise UserError(f"{path} is damaged; delete it to repeat the {what} from the beginning")
     meta = dict(checkpoint.meta)
     losses: list[float] = meta.pop("losses")
     if meta != facts:
         raise UserError(
-            f"{folder / CHECKPOINT} is of a tuning with other options or texts; repeat those, or "
+            f"{path} is of a {what} with other options or texts; repeat those, or "
             "name another --out"
         )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(checkpoint.tensors[f"weights/{name}"])
+    load_trained(model, checkpoint)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in checkpoint.part("optimizer/").items():
+    for name, tensor in checkpoint.part(OPTIMIZER).items():
         index, _, key = name.partition("/")
         state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    say(f"going on from tuning step {len(losses)}")
+    say(f"going on from {what} step {len(losses)}")
     return losses
+
+
+@torch.no_grad()
+def load_trained(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Put the weights of a checkpoint into a model, which may have more."""
+    named = dict(model.named_parameters())
+    for name, tensor in checkpoint.part(WEIGHTS).items():
+        named[name].copy_(tensor)
 
 
 @torch.no_grad()
