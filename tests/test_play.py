@@ -19,7 +19,6 @@ from synthesizer_attention.play import export
 from synthesizer_attention.run.recipe_keys import Text
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
-from synthesizer_attention.training.build import unique_weights
 from synthesizer_attention.training.finish import load_model
 from synthesizer_attention.training.loop import fit
 from tiny import SIZE, WORDS, language_model
@@ -31,6 +30,7 @@ DECODERS = [
     *("dot", "random", "fixed_random", "factorized_random:k=3", "dense", "factorized_dense:a=3"),
     *("relative", "random+dot", "factorized_random+factorized_dense+dense+dot", "none", "none,dot"),
     *("random@2|dense+dot@1", "relative:biased=0@1|dot@2", "lightconv:kernel=5", "dynamicconv"),
+    *("dense:share=1", "dot@1|dense:input=head@2", "random+factorized_dense:input=head:share=1"),
 ]
 POSITIONS = ("learned", "relative", "rotary", "alibi", "none", "relative+rotary:base=50:share=0.5")
 CASES = [
@@ -43,23 +43,25 @@ CASES = [
     ("encoder", {"synthesis": "linformer:k=4:share_heads=0:share_kv=1,dynamicconv:kernel=4"}),
     ("encoder_decoder", {"synthesis": "dense", "positions": "relative", "decoder_max_len": 11}),
     ("encoder_decoder", {"decoder_synthesis": "random,none", "tie_word_embeddings": False}),
+    ("encoder", {"universal": True, "fixed_depth": True, "positions": "learned+relative"}),
+    ("decoder", {"synthesis": "random+dot", "universal": True, "norm_position": "post"}),
+    ("encoder_decoder", {"synthesis": "dense", "universal": True, "num_layers": 3}),
 ]  # fmt: skip
 ASK = """
 const {engine, asked} = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const {readTensors, Model, Tokenizer} = require(engine);
-const answers = asked.map(({entry, ids, targets, swaps, tokenizer, texts}) => {
+Promise.all(asked.map(async ({entry, ids, targets, swaps, tokenizer, texts}) => {
   if (tokenizer) {
     const coder = new Tokenizer(tokenizer);
     return texts.map((text) => coder.encode(text)).map((tokens) => ({
       ids: tokens.map((token) => token.id), text: coder.decode(tokens.map((token) => token.id)),
       bytes: tokens.flatMap((token) => [...token.bytes])}));
   }
-  const model = new Model(entry.config, readTensors(entry.tensors));
+  const model = new Model(entry.config, await readTensors(entry.tensors));
   const {logits, kept} = model.forward(ids, targets, swaps);
   const answer = targets ? model.answer(ids) : null;
   return {logits: [...logits], weights: kept.map((one) => [...one.weights]), answer};
-});
-console.log(JSON.stringify(answers));
+})).then((answers) => console.log(JSON.stringify(answers)));
 """
 
 
@@ -76,7 +78,7 @@ def ask_node(*asked):
 def build(kind, **changes):
     """A model whose every number matters: near-zero tables hide bugs."""
     size = {"d_model": 24, "num_heads": 3, "num_layers": 2, "d_ff": 32, "max_len": 17}
-    config = SynthesizerConfig(kind=kind, vocab_size=40, num_labels=4, **size, **changes)
+    config = SynthesizerConfig(kind=kind, vocab_size=40, num_labels=4, **(size | changes))
     torch.manual_seed(3)
     model = MODELS[kind](config).eval()
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -85,7 +87,7 @@ def build(kind, **changes):
 
 
 def packed(model, dtype, **more):
-    tensors = unique_weights(model) | export.extra_tensors(model) | more
+    tensors = export.tensors_of(model) | more
     return {**export.describe(model, "it"), "tensors": export.pack(tensors, "it", dtype)}
 
 
@@ -134,7 +136,7 @@ def test_a_swapped_head_takes_the_mean():
     """With the model's own weights as the mean nothing changes; with others only what must."""
     model = build("decoder", synthesis="dot")
     out = computed(model, output_attentions=True)
-    at = "model.decoder.layers.0.attention"
+    at = "decoder.0"
     size = model.config.max_len
     own = torch.zeros(3, size, size)
     own[:, : len(IDS), : len(IDS)] = out.attentions[0][0]
@@ -177,13 +179,8 @@ def test_javascript_tokenizes_as_the_tokenizer_does(kind, sentinels):
 
 
 def test_what_the_page_cannot_run_is_refused_by_name():
-    universal = build("decoder", synthesis="dot", universal=True)
-    with pytest.raises(UserError, match=r"universal models \(model\.universal\); leave it out"):
-        export.describe(universal, "it")
     with pytest.raises(UserError, match="not 'sliding:size=4'; leave it out"):
         export.describe(build("decoder", synthesis="dot", window="sliding:size=4"), "it")
-    with pytest.raises(UserError, match="play does not run dense:share=1; leave it out"):
-        export.describe(build("decoder", synthesis="random+dense:share=1"), "it")
     packaged = build("decoder", synthesis="dot")
     packaged.config.imports = ["some_package"]
     with pytest.raises(UserError, match=r"functions of your own \(some_package\); leave it out"):
@@ -252,7 +249,7 @@ def test_a_mean_is_that_of_train_texts(page, monkeypatch):
     weights, real = out.encoder_attentions[0], batch.inputs["attention_mask"]
     for row in range(3):
         sums = [weights[b, 1, row] for b in range(len(real)) if real[b, row]]
-        found = means["mean.model.encoder.layers.0.attention"][1, row, : weights.shape[-1]]
+        found = means["mean.encoder.0"][1, row, : weights.shape[-1]]
         torch.testing.assert_close(found, torch.stack(sums).mean(0), rtol=1e-4, atol=1e-6)
 
 
@@ -264,6 +261,26 @@ def test_functions_of_ones_own_are_refused(page, tmp_path, capsys):
     said = f"play does not run functions of your own (mine); leave {tmp_path} out\n"
     assert capsys.readouterr().err == f"synthesizer: error: {said}"
     assert not (tmp_path / "play.html").exists()
+
+
+def test_a_report_has_the_live_page_of_its_models_beside_it(page, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SYNTHESIZER_CACHE", str(page.parent / "cache"))
+    monkeypatch.setattr(export, "MEAN_TOKENS", 1)
+    home = tmp_path / "runs"
+    shutil.copytree(page.parent / "dense", home / "dense")
+    shutil.copytree(page.parent / "random+dot", home / "packed")
+    shutil.rmtree(home / "packed" / "model")
+    assert main(["report", str(home), "--live"]) == 0
+    assert f"not on the live page: {home / 'packed'}: model/" in capsys.readouterr().err
+    (only,) = data_of(home / "play.html")
+    assert [entry["label"] for entry in only["models"]] == ["dense"]
+    assert '<a href="play.html">Run these models' in (home / "report.html").read_text()
+    shutil.rmtree(home / "dense" / "model")
+    (home / "play.html").unlink()
+    assert main(["report", str(home / "dense"), "--live"]) == 2
+    told = f"--live needs trained models and {home / 'dense'} has none, as packed records have; "
+    assert told in capsys.readouterr().err
+    assert not list(home.rglob("play.html"))
 
 
 TYPE = """(() => { const box = document.getElementById("text"); box.value = %s;
@@ -297,10 +314,10 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
         pytest.skip("no Chromium")
     saved = "document.querySelector('#panel figcaption button').click(); location.hash"
     wide = "document.documentElement.scrollWidth"
-    ask = (TYPE % '"the <i>cat\\u{1f600}"', HOVER, CELL, CAPTIONS, SWAP, saved, wide,
-           TAB % 1, wide, TAB % 2, wide, TYPE % '""', LINK)  # fmt: skip
+    ask = ("started.then(() => 1)", TYPE % '"the <i>cat\\u{1f600}"', HOVER, CELL, CAPTIONS, SWAP,
+           saved, wide, TAB % 1, wide, TAB % 2, wide, TYPE % '""', LINK)  # fmt: skip
     seen = browser.look(page, tmp_path / "profile", width=width, scheme=scheme, ask=ask)
-    typed, hovered, cell, captions, swapped, url, *widths, _, linked = seen.answers
+    _, typed, hovered, cell, captions, swapped, url, *widths, _, linked = seen.answers
     assert "bits per byte on your text" in typed
     assert "Not only the synthesis differs from random+dot: train.lr: 0.001 -> 0.5" in typed
     assert hovered.startswith("i (4) \N{RIGHTWARDS ARROW} ")  # the first three bytes are cut off
@@ -310,7 +327,7 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
     assert sum(map(float, alphas)) == pytest.approx(1, abs=0.011)
     assert "positions" in captions
     assert "bits per byte (" in swapped
-    assert "swap=0%2Fmodel.decoder.layers.0.attention%2F0" in url
+    assert "swap=0%2Fdecoder.0%2F0" in url
     assert max(widths[0], widths[2], widths[4], seen.width) <= width
     assert "<b>" in widths[3]
     assert linked.startswith("dense, decoder layer 1: dense, head 2; \N{OPEN BOX} (3) ")

@@ -3,12 +3,6 @@
 // PyTorch's state dict. Letters: T queries, S keys, D model, H heads, K head width, N max_len.
 "use strict";
 
-function unpacked(text) {
-  const letters = atob(text), bytes = new Uint8Array(letters.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
-  return bytes.buffer;
-}
-
 /** Every float16, by its bits. */
 const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const sign = bits & 32768 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
@@ -16,41 +10,64 @@ const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 });
 
-/** {name: {shape, dtype, data}}, as export.py packs them -> {name: {shape, values}}. */
-function readTensors(packed) {
+/** {shapes, dtype, data}, as export.py packs tensors -> {name: {shape, values}}. */
+async function readTensors({ shapes, dtype, data }) {
+  const letters = atob(data), packed = new Uint8Array(letters.length);
+  for (let n = 0; n < packed.length; n++) packed[n] = letters.charCodeAt(n);
+  const inflated = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const planes = new Uint8Array(await new Response(inflated).arrayBuffer());
+  const width = dtype === "float32" ? 4 : 2, count = planes.length / width;
+  const all = new Float32Array(count);  // the first bytes of all numbers stood first
+  if (width === 2)
+    for (let n = 0; n < count; n++) all[n] = HALVES[planes[n] | (planes[count + n] << 8)];
+  else {
+    const bytes = new Uint8Array(all.buffer);
+    planes.forEach((byte, n) => (bytes[(n % count) * 4 + Math.floor(n / count)] = byte));
+  }
   const tensors = {};
-  for (const [name, { shape, dtype, data }] of Object.entries(packed)) {
-    const raw = unpacked(data);
-    const values = new Float32Array(dtype === "float32" ? raw : raw.byteLength / 2);
-    if (dtype === "float16") new Uint16Array(raw).forEach((bits, i) => (values[i] = HALVES[bits]));
-    tensors[name] = { shape, values };
+  let at = 0;
+  for (const [name, shape] of Object.entries(shapes)) {
+    const size = shape.reduce((a, b) => a * b, 1);
+    tensors[name] = { shape, values: all.subarray(at, at + size) };
+    at += size;
   }
   return tensors;
 }
 
-/** x (T, D) times the transpose of weight (E, D), plus bias (E): (T, E). */
+/** x (T, D) times the transpose of weight (E, D), plus bias (E): (T, E).
+ *
+ * Two rows and four columns at once, so that a number is read once for several products; the
+ * weights as float64, so that none is converted in the loop. What is made of an x with a Map `made`
+ * is made once: of a memory, at every token of an answer. */
 function linear(x, weight, bias) {
-  const [E, D] = weight.shape, T = x.length / D, w = weight.values, y = new Float32Array(T * E);
-  for (let t = 0; t < T; t++)
-    for (let e = 0; e < E; ) {
-      const at = t * E + e, end = (e + 1) * D;
-      let i = t * D, j = e * D, a = 0, b = 0, c = 0, d = 0;
-      if (e + 4 > E) {
-        for (; j < end; i++, j++) a += x[i] * w[j];
-        y[at] = a;
-        e += 1;
-        continue;
+  if (x.made?.has(weight)) return x.made.get(weight);
+  const [E, D] = weight.shape, T = x.length / D, y = new Float32Array(T * E);
+  const w = (weight.wide ??= Float64Array.from(weight.values)), rows = Float64Array.from(x);
+  const one = (t, e) => {
+    let sum = 0;
+    for (let d = 0, i = t * D, j = e * D; d < D; d++) sum += rows[i + d] * w[j + d];
+    y[t * E + e] = sum;
+  };
+  let t = 0;
+  for (; t + 2 <= T; t += 2) {
+    let e = 0;
+    for (; e + 4 <= E; e += 4) {
+      let a = 0, b = 0, c = 0, d = 0, f = 0, g = 0, h = 0, k = 0;
+      for (let i = t * D, j = e * D, end = i + D; i < end; i++, j++) {
+        const p = rows[i], q = rows[i + D], m = w[j], n = w[j + D], r = w[j + 2 * D], s = w[j + 3 * D];
+        a += p * m; b += p * n; c += p * r; d += p * s;
+        f += q * m; g += q * n; h += q * r; k += q * s;
       }
-      for (; j < end; i++, j++) {  // four sums at once: x is read once for all
-        a += x[i] * w[j];
-        b += x[i] * w[j + D];
-        c += x[i] * w[j + 2 * D];
-        d += x[i] * w[j + 3 * D];
-      }
-      [y[at], y[at + 1], y[at + 2], y[at + 3]] = [a, b, c, d];
-      e += 4;
+      const at = t * E + e;
+      y[at] = a; y[at + 1] = b; y[at + 2] = c; y[at + 3] = d;
+      y[at + E] = f; y[at + E + 1] = g; y[at + E + 2] = h; y[at + E + 3] = k;
     }
-  if (bias) for (let n = 0; n < y.length; n++) y[n] += bias.values[n % E];
+    for (; e < E; e++) { one(t, e); one(t + 1, e); }
+  }
+  if (t < T) for (let e = 0; e < E; e++) one(t, e);
+  if (bias) for (let row = 0, n = 0; row < T; row++)
+    for (let e = 0; e < E; e++, n++) y[n] += bias.values[e];
+  x.made?.set(weight, y);
   return y;
 }
 
@@ -82,17 +99,27 @@ function each(H, T, S, value) {
   return y;
 }
 
-/** relu(x W1 + b1) per head: (H, T, K). */
-const hiddenUnits = (get, x) =>
-  projectHeads(x, get("w1"), get("b1")).map((value) => Math.max(0, value));
+/** relu(x W1 + b1) per head: (H, T, K). W1 (H, K, K) reads of x the slice of each head. */
+function hiddenUnits(get, x, T, first) {
+  const w1 = get("w1"), b1 = get("b1"), [H, wide, K] = w1.shape, D = x.length / T;
+  if (wide === D) return projectHeads(x, w1, b1).map((value) => Math.max(0, value));
+  return each(H, T, K, (h, t, k) => {
+    let sum = b1.values[h * K + k];
+    for (let d = 0, at = t * D + (first + h) * wide; d < wide; d++)
+      sum += x[at + d] * w1.values[(h * wide + d) * K + k];
+    return Math.max(0, sum);
+  });
+}
 
-/** Hidden units (H, T, K) times weight (H, K, N), plus bias (H, N): a function of head, row, column. */
+/** Hidden units (H, T, K) times weight (H or 1, K, N), plus bias (H or 1, N): a function of head,
+ * row, column. */
 function columnsOf(hidden, weight, bias, T) {
-  const [, K, N] = weight.shape;
+  const [G, K, N] = weight.shape;
   return (h, i, j) => {
-    let sum = bias.values[h * N + j];
+    const own = h % G;  // 0 where all heads share it
+    let sum = bias.values[own * N + j];
     for (let k = 0, at = (h * T + i) * K; k < K; k++)
-      sum += hidden[at + k] * weight.values[(h * K + k) * N + j];
+      sum += hidden[at + k] * weight.values[(own * K + k) * N + j];
     return sum;
   };
 }
@@ -111,9 +138,10 @@ function turn(x, T, K, { base, width }) {
   return x;
 }
 
-/** Each synthesizing function: the logits (H, T, S) of x (T, D), whose keys are the tokens z (S, D). */
+/** Each synthesizing function: the logits (H, T, S) of x (T, D), whose keys are the tokens z (S, D).
+ * Its heads are those of the layer from `first` on. */
 const SYNTHESES = {
-  dot(get, x, z, T, S, rotary) {
+  dot(get, x, z, T, S, { rotary }) {
     const [H, , K] = get("wq").shape;
     const queries = projectHeads(x, get("wq")), keys = projectHeads(z, get("wk"));
     if (rotary) [turn(queries, T, K, rotary), turn(keys, S, K, rotary)];
@@ -128,12 +156,13 @@ const SYNTHESES = {
     const first = (all, count) => each(H, count, R, (h, i, r) => all[(h * N + i) * R + r]);
     return products(first(values, T), first(columns, S), H, T, S);
   },
-  dense(get, x, z, T, S) {
-    const column = columnsOf(hiddenUnits(get, x), get("w2"), get("b2"), T);
-    return each(get("w2").shape[0], T, S, column);
+  dense(get, x, z, T, S, { first }) {
+    const hidden = hiddenUnits(get, x, T, first);
+    return each(get("w1").shape[0], T, S, columnsOf(hidden, get("w2"), get("b2"), T));
   },
-  factorized_dense(get, x, z, T, S) {
-    const hidden = hiddenUnits(get, x), [H, , a] = get("wa").shape, [, , b] = get("wb").shape;
+  factorized_dense(get, x, z, T, S, { first }) {
+    const hidden = hiddenUnits(get, x, T, first), [H] = get("w1").shape;
+    const a = get("wa").shape[2], b = get("wb").shape[2];
     const tiled = each(H, T, a, columnsOf(hidden, get("wa"), get("ba"), T));
     const repeated = each(H, T, b, columnsOf(hidden, get("wb"), get("bb"), T));
     return each(H, T, S, (h, i, j) =>
@@ -204,13 +233,12 @@ class Model {
     return y;
   }
 
-  /** The embeddings of ids with their positions: (T, D). */
-  embed(ids, stack) {
+  /** The embeddings of ids: (T, D). */
+  embed(ids) {
     const { shape: [, D], values } = this.get("model.embedding.weight");
-    const added = this.get(`added.${stack}`), x = new Float32Array(ids.length * D);
+    const x = new Float32Array(ids.length * D);
     ids.forEach((id, t) => {
-      for (let d = 0; d < D; d++)
-        x[t * D + d] = values[id * D + d] * Math.sqrt(D) + (added ? added.values[t * D + d] : 0);
+      for (let d = 0; d < D; d++) x[t * D + d] = values[id * D + d] * Math.sqrt(D);
     });
     return x;
   }
@@ -223,7 +251,7 @@ class Model {
       const shares = mix && this.shares(mix);
       parts.forEach(({ name, at }, part) => {
         const get = (tensor) => this.get(`${at}.${tensor}`);
-        const values = SYNTHESES[name](get, x, z, T, S, layer.rotary);
+        const values = SYNTHESES[name](get, x, z, T, S, { rotary: layer.rotary, first });
         if (shares) values.forEach((_, i) => (values[i] *= shares[Math.floor(i / (T * S))][part]));
         found.push({ name, first, heads, values, shares: shares && shares.map((s) => s[part]) });
       });
@@ -300,7 +328,7 @@ class Model {
   attend(layer, x, z, kept, swapped) {
     const H = this.config.num_heads, D = this.get("model.embedding.weight").shape[1], K = D / H;
     const T = x.length / D, { weights, S, y, terms, sees } = this.weigh(layer, x, z, T, z.length / D);
-    const mean = this.get(`mean.${layer.at}`);
+    const mean = this.get(`mean.${layer.key}`);
     for (const h of (mean && swapped) || []) {
       const { shape: [, N], values } = mean;
       for (let i = 0; i < T; i++) {
@@ -323,26 +351,59 @@ class Model {
     return linear(mixed, this.get(`${layer.at}.output.weight`));
   }
 
-  /** All layers of a stack: ids -> states (T, D); `kept` gets what each attention did. */
-  run(stack, ids, memory, kept, swapped = {}) {
-    const { layers, pre, activation } = this.config, act = activation === "gelu"
-      ? gelu : (value) => Math.max(0, value);
-    let x = this.embed(ids, stack);
+  /** Attention, attention to a memory, feed-forward: states (T, D) -> (T, D). */
+  runLayer({ at, attention, cross }, x, memory, kept, swapped) {
+    const { pre, activation } = this.config;
+    const act = activation === "gelu" ? gelu : (value) => Math.max(0, value);
     const add = (norm, sublayer) => {
       x = plus(x, sublayer(pre ? this.normed(x, norm) : x));
       if (!pre) x = this.normed(x, norm);
     };
-    for (const { at, attention, cross } of layers[stack]) {
-      if (attention) add(`${at}.attention_norm`,
-        (y) => this.attend(attention, y, y, kept, swapped[attention.at]));
-      if (cross) add(`${at}.cross_norm`, (y) => this.attend(cross, y, memory, kept));
-      add(`${at}.feed_forward_norm`, (y) => {
-        const weight = (name) => [`${at}.feed_forward.${name}.weight`, `${at}.feed_forward.${name}.bias`]
-          .map((tensor) => this.get(tensor));
-        return linear(linear(y, ...weight("widen")).map(act), ...weight("narrow"));
-      });
-    }
-    return pre ? this.normed(x, `model.${stack}.norm`) : x;
+    if (attention) add(`${at}.attention_norm`,
+      (y) => this.attend(attention, y, y, kept, swapped[attention.key]));
+    if (cross) add(`${at}.cross_norm`, (y) => this.attend(cross, y, memory, kept));
+    add(`${at}.feed_forward_norm`, (y) => {
+      const weight = (name) => [`${at}.feed_forward.${name}.weight`, `${at}.feed_forward.${name}.bias`]
+        .map((tensor) => this.get(tensor));
+      return linear(linear(y, ...weight("widen")).map(act), ...weight("narrow"));
+    });
+    return x;
+  }
+
+  /** All layers of a stack: ids -> states (T, D); `kept` gets what each attention did.
+   *
+   * A universal stack adds positions and a signal before each step. Where tokens halt, one stops
+   * when its probabilities reach halt_at, and its output is the mean of its states by them. */
+  run(stack, ids, memory, kept, swapped = {}) {
+    const { layers, pre, halt_at } = this.config, T = ids.length, steps = layers[stack];
+    const added = this.get(`added.${stack}`), signals = this.get(`model.${stack}.signals.weight`);
+    const halt = this.get(`model.${stack}.halting.weight`);
+    const located = (x) => (added ? x.map((value, n) => value + added.values[n]) : x);
+    let x = signals ? this.embed(ids) : located(this.embed(ids));
+    const D = x.length / T, reached = new Float64Array(T), running = new Uint8Array(T).fill(1);
+    const mean = new Float32Array(halt ? x.length : 0);
+    steps.forEach((layer, step) => {
+      const signal = (value, n) => value + signals.values[step * D + (n % D)];
+      const next = this.runLayer(layer, signals ? located(x).map(signal) : x, memory, kept, swapped);
+      if (!halt) {
+        x = next;
+        return;
+      }
+      for (let t = 0; t < T; t++) {
+        if (!running[t]) continue;
+        x.set(next.subarray(t * D, (t + 1) * D), t * D);
+        let sum = this.get(`model.${stack}.halting.bias`).values[0];
+        for (let d = 0; d < D; d++) sum += x[t * D + d] * halt.values[d];
+        const p = 1 / (1 + Math.exp(-sum));
+        const stops = step === steps.length - 1 || reached[t] + p >= halt_at;
+        const weight = stops ? 1 - reached[t] : p;
+        for (let d = 0; d < D; d++) mean[t * D + d] += weight * x[t * D + d];
+        reached[t] += weight;
+        running[t] = !stops;
+      }
+    });
+    if (halt) x = mean;
+    return pre ? this.normed(x, `model.${stack}.${signals ? "stack." : ""}norm`) : x;
   }
 
   /** Logits (T, V) of a language model, (T, V) of given targets, or (1, V) of a classifier. */
@@ -368,6 +429,7 @@ class Model {
   answer(ids, swapped) {
     const { start, end, answer_len: most } = this.config, written = [start];
     const memory = this.run("encoder", ids, null, [], swapped);
+    memory.made = new Map();
     const head = this.get("lm_head.weight") || this.get("model.embedding.weight");
     const D = head.shape[1];
     while (written.length <= most) {

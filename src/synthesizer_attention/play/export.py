@@ -1,14 +1,16 @@
-"""A page in which trained models run: their weights in float16, engine.js and play.js, no network.
+"""A page in which trained models run: weights in float16, engine.js and play.js, no network.
 
-    play([run, ...], out) -> the page, written
+    play([run, ...], out)           the page of these runs
+    live(summaries, out, leave)     that of a report's runs
 
 Runs with one tokenizer and kind of model share a text box. A model is described by its modules, so
 that what engine.js does not compute is refused here, by name.
 """
 
 import json
+import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,6 @@ from synthesizer_attention.attention.baselines import Convolution, Linformer, sp
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.registry import spec_of
 from synthesizer_attention.attention.synthesis import (
-    Dense,
-    FactorizedDense,
     Grouped,
     Mixture,
     Rotary,
@@ -34,11 +34,15 @@ from synthesizer_attention.data.tokenizer import ends, fingerprint, load_tokeniz
 from synthesizer_attention.errors import UserError, printable
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.layers import Layer, Stack
+from synthesizer_attention.models.universal import UniversalStack
 from synthesizer_attention.report.page import policy
+from synthesizer_attention.report.plots import shown_lines
 from synthesizer_attention.report.style import css_variables
-from synthesizer_attention.run.files import write_text
+from synthesizer_attention.report.summary import Summary
+from synthesizer_attention.run.files import make_folder, write_text
 from synthesizer_attention.run.recipe import Recipe, differences
 from synthesizer_attention.run.recipe_keys import TASKS
+from synthesizer_attention.run.records import named
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import parse_positions, parse_spec
 from synthesizer_attention.tasks import Task, build_task
@@ -55,49 +59,76 @@ VARIED = ("synthesis:", "decoder_synthesis:")  # what runs side by side may diff
 Described = dict[str, Any]
 
 
-def play(paths: Sequence[Path], out: Path) -> Path:
-    """Write one page for some finished runs."""
+def play(paths: Sequence[Path], out: Path, leave: Callable[[str], None] | None = None) -> Path:
+    """Write one page for some finished runs; `leave` hears of those that it cannot run."""
     groups: dict[str, Described] = {}
     first: dict[str, Recipe] = {}
     for path in paths:
-        run = Run(path)
-        recipe = run.recipe()
-        if recipe.imports:
-            named = ", ".join(recipe.imports)
-            raise UserError(f"play does not run functions of your own ({named}); leave {path} out")
-        model, tokenizer = load_model(run), load_tokenizer(run.model)
-        config = model.config
-        prefix = recipe.data.prefix if recipe.task != "text_to_text" else ""
-        key = f"{config.kind} {recipe.task} {prefix} {fingerprint(tokenizer)} {config.id2label}"
-        entry = describe(model, str(path), recipe.evaluate.max_new_tokens)
-        decoder = f" (decoder: {recipe.decoder_synthesis})" if recipe.decoder_synthesis else ""
-        task = build_task(recipe, tokenizer_dir=run.model)
-        if key not in groups:
-            groups[key] = {
-                "title": f"{recipe.name}: {recipe.task.replace('_', ' ')}",
-                "kind": config.kind,
-                "prefix": prefix,
-                "continues": TASKS[recipe.task].shape == "stream",
-                "tokenizer": describe_tokenizer(tokenizer, str(run.model)),
-                "labels": list((config.id2label or {}).values()),
-                "examples": examples_of(task, prefix),
-                "models": [],
-            }
-            first[key] = recipe
-        means, count = mean_weights(model.to(best_device()), task)
-        result = run.result()
-        name = result["main_metric"]
-        entry |= {
-            "label": recipe.synthesis + decoder,
-            "run": str(path),
-            "score": f"test {name} {result['metrics'][name]:.2f}",
-            "differs": [d for d in differences(first[key], recipe) if not d.startswith(VARIED)],
-            "mean_tokens": count,
-            "tensors": pack(unique_weights(model) | extra_tensors(model) | means, str(path)),
-        }
-        groups[key]["models"].append(entry)
+        try:
+            _add(path, groups, first)
+        except UserError as error:
+            if leave is None:
+                raise
+            leave(f"not on the live page: {error}")
+    if not groups:
+        raise UserError("the page would have no model: none of the runs can be played")
     write_text(out, page(list(groups.values())))
     return out
+
+
+def live(summaries: Sequence[Summary], out: Path, leave: Callable[[str], None]) -> Path:
+    """The page of a report: of each study the rows whose attention it draws, by their first run."""
+    lines = [line for summary in summaries for line in shown_lines(summary)]
+    paths = [line.row.finished[0].path for line in lines]
+    if not any(Run(path).model.is_dir() for path in paths):
+        home = summaries[0].study.path
+        raise UserError(
+            f"--live needs trained models and {named(home)} has none, as packed records have; name "
+            "a study directory as compare left it"
+        )
+    make_folder(out.parent)
+    return play(paths, out, leave)
+
+
+def _add(path: Path, groups: dict[str, Described], first: dict[str, Recipe]) -> None:
+    """Add a run to those with its tokenizer and kind of model; the first of them is its measure."""
+    run = Run(path)
+    recipe = run.recipe()
+    if recipe.imports:
+        own = ", ".join(recipe.imports)
+        raise UserError(f"play does not run functions of your own ({own}); leave {path} out")
+    model, tokenizer = load_model(run), load_tokenizer(run.model)
+    config = model.config
+    prefix = recipe.data.prefix if recipe.task != "text_to_text" else ""
+    key = f"{config.kind} {recipe.task} {prefix} {fingerprint(tokenizer)} {config.id2label}"
+    entry = describe(model, str(path), recipe.evaluate.max_new_tokens)
+    read = describe_tokenizer(tokenizer, str(run.model))
+    decoder = f" (decoder: {recipe.decoder_synthesis})" if recipe.decoder_synthesis else ""
+    task = build_task(recipe, tokenizer_dir=run.model)
+    means, count = mean_weights(model.to(best_device()), task)
+    result = run.result()
+    name = result["main_metric"]
+    tensors = pack(tensors_of(model) | means, str(path))
+    if key not in groups:
+        first[key] = recipe
+        groups[key] = {
+            "title": f"{recipe.name}: {recipe.task.replace('_', ' ')}",
+            "kind": config.kind,
+            "prefix": prefix,
+            "continues": TASKS[recipe.task].shape == "stream",
+            "tokenizer": read,
+            "labels": list((config.id2label or {}).values()),
+            "examples": examples_of(task, prefix),
+            "models": [],
+        }
+    groups[key]["models"].append(entry | {
+        "label": recipe.synthesis + decoder,
+        "run": str(path),
+        "score": f"test {name} {result['metrics'][name]:.2f}",
+        "differs": [d for d in differences(first[key], recipe) if not d.startswith(VARIED)],
+        "mean_tokens": count,
+        "tensors": tensors,
+    })  # fmt: skip
 
 
 def page(groups: list[Described]) -> str:
@@ -118,8 +149,6 @@ def describe(
 ) -> Described:
     """What engine.js must know of a model beside its tensors."""
     config = model.config
-    if config.universal:
-        raise UserError(f"play does not run universal models (model.universal); leave {origin} out")
     if isinstance(config.window, str):
         raise UserError(
             f"play knows windows of a number of tokens, not {config.window!r}; leave {origin} out"
@@ -127,9 +156,6 @@ def describe(
     if config.imports:  # of an installed package: a recipe names none
         named = ", ".join(config.imports)
         raise UserError(f"play does not run functions of your own ({named}); leave {origin} out")
-    for part in model.modules():
-        if isinstance(part, Dense | FactorizedDense) and (part.share or part.input != "model"):
-            raise UserError(f"play does not run {spec_of(part)}; leave {origin} out")
     longest = config.decoder_max_len - 1  # the start is a token, too
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -145,10 +171,11 @@ def describe(
             "start": config.decoder_start_token_id,
             "end": config.eos_token_id,
             "answer_len": min(max_new_tokens or longest, longest),
+            "halt_at": None if config.fixed_depth else 1 - config.halting_epsilon,
             "layers": {
                 name: [
-                    _layer(layer, name, f"model.{name}.layers.{n}")
-                    for n, layer in enumerate(stack.layers)
+                    _layer(stack.layers[step % len(stack.layers)], name, step, stack)
+                    for step in range(stack.num_steps)
                 ]
                 for name, stack in stacks_of(model).items()
             },
@@ -156,30 +183,33 @@ def describe(
     }
 
 
-def stacks_of(model: SynthesizerPreTrainedModel) -> dict[str, Stack]:
+def stacks_of(model: SynthesizerPreTrainedModel) -> dict[str, Stack | UniversalStack]:
     """The stacks of a model by name."""
     kind = model.config.kind
     names = ("encoder", "decoder") if kind == "encoder_decoder" else (kind,)
     return {name: getattr(model.base_model, name) for name in names}
 
 
-def _layer(layer: Layer, stack: str, at: str) -> Described:
+def _layer(layer: Layer, name: str, step: int, stack: Stack | UniversalStack) -> Described:
+    """A layer, or a step of a universal one: where its tensors are, and its token mixers."""
+    universal = isinstance(stack, UniversalStack)
+    at = f"model.{name}.stack.layers.0" if universal else f"model.{name}.layers.{step}"
+    title = f"{name} {'step' if universal else 'layer'} {step + 1}"
+    place = {"at": f"{at}.attention", "key": f"{name}.{step}", "stack": name, "title": title}
+    mixer = layer.attention
     described: Described = {"at": at, "attention": None, "cross": None}
-    mixer, place = layer.attention, f"{at}.attention"
     if isinstance(mixer, SyntheticAttention):
-        described["attention"] = {**_attention(mixer, place), "stack": stack}
+        described["attention"] = {**place, **_attention(mixer, place["at"])}
     elif isinstance(mixer, Convolution):
-        kind = {"kind": "convolution", "before": mixer.before}
-        described["attention"] = {**kind, "at": place, "label": mixer.name, "stack": stack}
+        kind = {"kind": "convolution", "before": mixer.before, "label": mixer.name}
+        described["attention"] = {**place, **kind}
     elif isinstance(mixer, Linformer):
-        label = spec_of_mixer(mixer)
-        described["attention"] = {"kind": "linformer", "at": place, "label": label, "stack": stack}
+        described["attention"] = {**place, "kind": "linformer", "label": spec_of_mixer(mixer)}
     if layer.cross is not None:
         part = {"name": "dot", "at": f"{at}.cross.synthesis"}
-        heads = layer.cross.size.num_heads
-        group = {"heads": heads, "biased": False, "mix": None, "parts": [part]}
-        cross = {"kind": "attention", "at": f"{at}.cross", "label": "cross-attention: dot"}
-        described["cross"] = {**cross, "stack": stack, "groups": [group], "causal": False}
+        group = {"heads": layer.cross.size.num_heads, "biased": False, "mix": None, "parts": [part]}
+        cross = {"kind": "attention", "label": "cross-attention: dot", "causal": False}
+        described["cross"] = {**place, **cross, "at": f"{at}.cross", "groups": [group]}
     return described
 
 
@@ -207,7 +237,6 @@ def _attention(mixer: SyntheticAttention, at: str) -> Described:
         groups.append({"heads": heads, "biased": group.biased, "mix": mix, "parts": named})
     return {
         "kind": "attention",
-        "at": at,
         "label": spec_of(synthesis),
         "groups": groups,
         "causal": mixer.causal,
@@ -216,11 +245,25 @@ def _attention(mixer: SyntheticAttention, at: str) -> Described:
     }
 
 
-def extra_tensors(model: SynthesizerPreTrainedModel) -> dict[str, Tensor]:
-    """Positions as tables: added to embeddings (N, D), and to logits by distance (H, 2N - 1)."""
-    tensors: dict[str, Tensor] = {}
+def tensors_of(model: SynthesizerPreTrainedModel) -> dict[str, Tensor]:
+    """The tensors that engine.js reads, by their names in the state dict, and positions as tables.
+
+    Positions are added to embeddings (N, D), or to logits by distance (H, 2N - 1). What no causal
+    query sees of a table is zero, so that it takes no room.
+    """
+    tensors = {
+        name: tensor
+        for name, tensor in unique_weights(model).items()
+        if not {"positions", "relative"} & set(name.split("."))
+    }
+    for name, mixer in model.named_modules():
+        if isinstance(mixer, SyntheticAttention) and mixer.causal:
+            for part in (part for part in tensors if part.startswith(f"{name}.synthesis.")):
+                if part.endswith(".table"):
+                    tensors[part] = tensors[part].tril()
     kinds = parse_positions(model.config.positions)
-    for name, stack in stacks_of(model).items():
+    for name, whole in stacks_of(model).items():
+        stack = whole.stack if isinstance(whole, UniversalStack) else whole
         size, device = stack.shape.max_len, model.device
         places, zero = torch.arange(size, device=device), torch.zeros(1, device=device)
         with torch.no_grad():
@@ -246,11 +289,12 @@ def mean_weights(model: SynthesizerPreTrainedModel, task: Task) -> tuple[dict[st
         for name, layers in look_at(model, inputs).items():
             real = mask_of(model, name, inputs).float()
             for index, weights in layers:
-                mixer = stacks[name].layers[index].attention
+                layers_there = stacks[name].layers
+                mixer = layers_there[index % len(layers_there)].attention
                 assert isinstance(mixer, SyntheticAttention)
                 if not mixer.synthesis.depends_on_input:
                     continue  # its map is the same for every text
-                at, size = f"mean.model.{name}.layers.{index}.attention", weights.shape[-1]
+                at, size = f"mean.{name}.{index}", weights.shape[-1]
                 longest = stacks[name].shape.max_len
                 total = sums.setdefault(at, torch.zeros(weights.shape[1], longest, longest))
                 total[:, :size, :size] += torch.einsum("bhts,bt->hts", weights, real).cpu()
@@ -308,14 +352,19 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerFast, origin: str) -> Descr
 
 
 def pack(tensors: dict[str, Tensor], origin: str, dtype: str = "float16") -> Described:
-    """Tensors as engine.js reads them: shape, type and base64."""
-    packed = {}
+    """Tensors as engine.js reads them: shapes, and all numbers deflated, in base64.
+
+    The first bytes of all numbers stand first: those with signs and exponents repeat.
+    """
+    kept = []
     for name, tensor in tensors.items():
-        values: NDArray[Any] = tensor.detach().float().cpu().numpy()
         with np.errstate(over="ignore"):
-            kept = values.astype(dtype)
-        if not np.isfinite(kept).all():
+            values: NDArray[Any] = tensor.detach().float().cpu().numpy().astype(dtype)
+        if not np.isfinite(values).all():
             raise UserError(f"{origin}: {name} has values that float16 does not hold; leave it out")
-        data = b64encode(np.ascontiguousarray(kept).tobytes()).decode()
-        packed[name] = {"shape": list(values.shape), "dtype": dtype, "data": data}
-    return packed
+        kept.append(values.ravel())
+    numbers = np.concatenate(kept)
+    planes = numbers.view(np.uint8).reshape(len(numbers), -1).T
+    data = b64encode(zlib.compress(planes.tobytes(), 9)).decode()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    return {"shapes": shapes, "dtype": dtype, "data": data}

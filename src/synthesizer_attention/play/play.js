@@ -30,7 +30,6 @@ function colour(weight) {
 const groups = JSON.parse(byId("models").textContent);
 for (const group of groups) {
   group.coder = new Tokenizer(group.tokenizer);
-  for (const entry of group.models) entry.model = new Model(entry.config, readTensors(entry.tensors));
   const labels = group.models.map((entry) => entry.label);
   for (const entry of group.models)
     if (labels.filter((label) => label === entry.label).length > 1) entry.label += ` (${entry.run})`;
@@ -40,7 +39,7 @@ for (const group of groups) {
 const state = { task: 0, text: null, entry: 0, map: 0, head: 0, query: null, swaps: new Set() };
 const group = () => groups[state.task];
 const chosen = () => group().models[state.entry];
-const swapKey = (entry, layer, head) => `${group().models.indexOf(entry)}/${layer.at}/${head}`;
+const swapKey = (entry, layer, head) => `${group().models.indexOf(entry)}/${layer.key}/${head}`;
 
 function readUrl() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -65,12 +64,12 @@ function writeUrl() {
   history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
 }
 
-/** The heads of a model that take their mean: {place of a layer: [heads]}. */
+/** The heads of a model that take their mean: {key of a layer: [heads]}. */
 function swapsOf(entry) {
   const found = {};
   for (const key of state.swaps) {
-    const [index, at, head] = key.split("/");
-    if (group().models[index] === entry) (found[at] ??= []).push(Number(head));
+    const [index, layer, head] = key.split("/");
+    if (group().models[index] === entry) (found[layer] ??= []).push(Number(head));
   }
   return found;
 }
@@ -209,7 +208,7 @@ function card(entry, index) {
     const row = make("div", { className: "maps" });
     for (let head = 0; head < H; head++) {
       const canvas = make("canvas");
-      const on = (swapped[layer.at] || []).includes(head);
+      const on = (swapped[layer.key] || []).includes(head);
       entry.canvases.push({ canvas, map, head });
       row.append(toggle(canvas, false, () => choose(index, map, head), {
         className: on ? "swapped" : "", ariaLabel: `${titleOf(layer)}, head ${head + 1}`,
@@ -222,8 +221,7 @@ function card(entry, index) {
 }
 
 function titleOf(layer) {
-  const number = Number(layer.at.match(/layers\.(\d+)/)[1]) + 1;
-  return `${layer.stack} layer ${number}: ${layer.label}`;
+  return `${layer.title}: ${layer.label}`;
 }
 
 function choose(entry, map, head) {
@@ -351,7 +349,8 @@ function drawPanel() {
     if (!state.swaps.delete(swap)) state.swaps.add(swap);
     update();
   }, { id: "swap" }));
-  const reason = layer.at.endsWith("cross") ? "" : "This head reads no tokens: its map is its mean. ";
+  const isFixed = layer.kind === "attention" && !layer.at.endsWith("cross");
+  const reason = isFixed ? "This head reads no tokens: its map is its mean." : "";
   const notes = [hasMean ? `The mean is over ${entry.mean_tokens.toLocaleString("en")} tokens.` : reason,
     own.length > 1 ? "Its own map is the product of its parts, each row scaled to sum to one." : ""];
   panel.replaceChildren(make("h2", {}, title), buttons, make("p", { className: "note" }, notes.join(" ")),
@@ -403,6 +402,20 @@ function follow() {
   chooseTask(state.task);
 }
 
-byId("text").oninput = update;
-window.onhashchange = follow;  // a link pasted into the open page
-follow();
+/** Unpack the weights, then show the page as the URL says. */
+async function start() {
+  byId("status").textContent = "Unpacking the models.";
+  if (typeof DecompressionStream === "undefined") {
+    byId("status").textContent = "This browser has no DecompressionStream, which unpacks the models; "
+      + "use a newer one.";
+    return;
+  }
+  await Promise.all(groups.flatMap((group) => group.models).map(async (entry) => {
+    entry.model = new Model(entry.config, await readTensors(entry.tensors));
+  }));
+  byId("text").oninput = update;
+  window.onhashchange = follow;  // a link pasted into the open page
+  follow();
+}
+
+const started = start();

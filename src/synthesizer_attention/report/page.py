@@ -56,6 +56,18 @@ class Text(Block):
 
 
 @dataclass(frozen=True)
+class Link(Block):
+    """A paragraph that leads to a file beside the page."""
+
+    kind = "link"
+    words: str
+    file: str
+
+    def markdown(self) -> str:
+        return f"[{plain(self.words)}]({self.file})"
+
+
+@dataclass(frozen=True)
 class Points(Block):
     """A list of sentences."""
 

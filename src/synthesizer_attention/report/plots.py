@@ -17,8 +17,11 @@ from synthesizer_attention.report.style import (
     BLUE,
     MUTED,
     RED,
+    RIGHT,
     SHADE,
+    SIGNED,
     TEXT,
+    UP,
     End,
     drawing,
     list_at_right,
@@ -28,7 +31,7 @@ from synthesizer_attention.report.style import (
     shortened,
     to_svg,
 )
-from synthesizer_attention.report.summary import MINUS, WITHOUT_A_NETWORK, Line, Summary
+from synthesizer_attention.report.summary import WITHOUT_A_NETWORK, Line, Summary
 from synthesizer_attention.report.tables import trials_of
 from synthesizer_attention.study.rows import DOT
 from synthesizer_attention.study.stats import BEHIND, BETTER, NO_WORSE, WORSE, is_open
@@ -45,7 +48,6 @@ MOST_TOKENS = 20  # on the axes of a map
 MOST_MIXTURES = 8
 STACKS = ("encoder", "decoder")
 GAP = 2  # pixels between maps
-UP, RIGHT = "better \N{UPWARDS ARROW}", "\N{RIGHTWARDS ARROW}"
 Array = NDArray[Any]
 
 _VERDICTS = {BETTER: BLUE, NO_WORSE: BLUE, WORSE: RED, BEHIND: RED}
@@ -125,9 +127,7 @@ def _scale(axes: Axes, reach: float, margin: float) -> None:
         ticks = sorted({0.0, *shown, *(-value for value in shown)})
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda v, _: f"{v:+.3g}".replace("-", MINUS) if abs(v) > 1e-12 else "0")
-    )
+    axes.xaxis.set_major_formatter(SIGNED)
 
 
 def by_value(
@@ -149,7 +149,7 @@ def by_value(
                 axes.plot([place + 0.04 * (number + 1)] * len(scores), scores, **seeds)
         axes.set_xticks(range(len(values)), list(map(literal, values)))
         axes.set_xlabel(literal(key))
-        axes.set_ylabel(f"{literal(summary.metric_name)} ({UP})")
+        axes.set_ylabel(f"{literal(summary.metric_name)} (better {UP})")
         axes.legend(fontsize=8)
         return to_svg(figure, f"{summary.metric_name} by {key}, one line per variant")
 
@@ -214,7 +214,7 @@ def _front(
                               ha="center", fontsize=8, color=colour)  # fmt: skip
             names.append((line.row.label, look, order in front))
         axes.set_xlabel(label)
-        axes.set_ylabel(f"{literal(summary.metric_name)} ({UP})")
+        axes.set_ylabel(f"{literal(summary.metric_name)} (better {UP})")
         axes.margins(0.08)
         list_at_right(axes, names)
         return to_svg(figure, title)
@@ -277,7 +277,7 @@ def score_by_rate(summary: Summary) -> str:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.2g}"))
         axes.set_xlabel("learning rate")
-        axes.set_ylabel(f"validation {literal(summary.metric_name)} ({UP})")
+        axes.set_ylabel(f"validation {literal(summary.metric_name)} (better {UP})")
         axes.margins(0.08)
         list_at_right(axes, [(line.row.label, look_of(line.index), True) for line, _ in rows])
         return to_svg(figure, "Validation score by learning rate, one point per trial")

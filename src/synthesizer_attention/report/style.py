@@ -16,11 +16,14 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from synthesizer_attention.errors import printable
 
 WIDTH = 4.8  # inches: as wide as a phone, so that nothing shrinks there
 LONGEST = 20  # letters of a name beside a curve
+UP, RIGHT, MINUS = "\N{UPWARDS ARROW}", "\N{RIGHTWARDS ARROW}", "\N{MINUS SIGN}"
+SIGNED = FuncFormatter(lambda v, _: f"{v:+.3g}".replace("-", MINUS) if abs(v) > 1e-12 else "0")
 _THEME = {  # name: (placeholder, light, dark)
     "text": ("#0a0b00", "#1b1f24", "#e6e8eb"),
     "muted": ("#0a0b01", "#5b636e", "#a3abb5"),

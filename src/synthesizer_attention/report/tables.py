@@ -225,15 +225,35 @@ def _saved(relative: Mapping[str, float | None]) -> str:
     return ", ".join(said)
 
 
+def in_order(summary: Summary) -> list[Line]:
+    """The first table's lines: each varied value by itself, in the paper's order or best first.
+
+    The paper's order is that of the published table which the recipe reproduces.
+    """
+    values = list(dict.fromkeys(row.varied for row in summary.study.rows))
+    chosen = paper()["recipes"].get(summary.study.recipe.get("paper"), [])[:1]
+    printed = [
+        row.get("label", row.get("synthesis"))
+        for choice in chosen
+        for row in paper()["tables"][choice["table"]]["rows"]
+    ]
+
+    def place(line: Line) -> tuple[int, int]:
+        names = [name for name in (line.row.name, line.row.spec) if name in printed]
+        return values.index(line.row.varied), printed.index(names[0]) if names else len(printed)
+
+    return sorted(summary.lines, key=place)
+
+
 def cells(summary: Summary) -> Cells:
     """Head and rows as text, without columns that are empty throughout."""
-    names = [f"{line.paper_name}\n{line.row.label}" for line in summary.lines]
+    names = [f"{line.paper_name}\n{line.row.label}" for line in in_order(summary)]
     return _filled(summary, names, {c.head: c.show for c in columns(summary)})
 
 
 def brief(summary: Summary) -> Cells:
     """Head and rows for a terminal: what fits beside a row's name."""
-    names = [fill(line.row.label, NAME) for line in summary.lines]
+    names = [fill(line.row.label, NAME) for line in in_order(summary)]
     shown = {c.short: c.show_short or c.show for c in columns(summary) if c.short}
     head, rows = _filled(summary, names, shown)
     return head, [[first, *(cell.replace("\n", ", ") for cell in row)] for first, *row in rows]
@@ -242,7 +262,8 @@ def brief(summary: Summary) -> Cells:
 def _filled(
     summary: Summary, names: Sequence[str], shown: Mapping[str, Callable[[Line], str]]
 ) -> Cells:
-    texts = {head: [show(line) for line in summary.lines] for head, show in shown.items()}
+    lines = in_order(summary)
+    texts = {head: [show(line) for line in lines] for head, show in shown.items()}
     kept = {head: column for head, column in texts.items() if set(column) - {MISSING, ""}}
     rows = [list(row) for row in zip(names, *kept.values(), strict=True)]
     return ["variant", *kept], rows
@@ -256,7 +277,7 @@ def csv_text(summaries: Sequence[Summary]) -> str:
         kept = {key: read for column in columns(summary) for key, read in column.keep.items()}
         if place == 0:
             writer.writerow(["study", "row", "synthesis", *kept])
-        for line in summary.lines:
+        for line in in_order(summary):
             known = [summary.study.name, line.row.label, line.row.spec]
             values = [*known, *(read(line) for read in kept.values())]
             writer.writerow([no_formula(v) if isinstance(v, str) else v for v in values])
@@ -354,7 +375,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "dialogue": {
         "BLEU-1/4": ("bleu1", "bleu4"),
         "ROUGE-L": ("rougeL",),
-        "METEOR 1.5, no WordNet": ("meteor15_no_wordnet",),
+        "METEOR (exact, stem)": ("meteor_exact_stem",),
+        "METEOR, mean of segments": ("meteor15_no_wordnet",),
         "CIDEr": ("cider",),
         "embedding similarity": ("embedding_average",),
         **_PERPLEXITY,

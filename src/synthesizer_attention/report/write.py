@@ -15,6 +15,7 @@ from synthesizer_attention.report.page import (
     Code,
     Figures,
     Glossary,
+    Link,
     Plot,
     Points,
     Section,
@@ -54,9 +55,12 @@ def summarize_all(dirs: Sequence[str | Path], *, verify: bool = True) -> list[Su
     return [summarize(study) for study in studies]
 
 
-def write(summaries: Sequence[Summary], home: Path) -> Path:
-    """Put the three files into a directory, or beside a .zip and named as it; return the page."""
-    texts = (html_of(summaries), text_of(summaries), tables.csv_text(summaries))
+def write(summaries: Sequence[Summary], home: Path, live: str = "") -> Path:
+    """Put the three files into a directory, or beside a .zip and named as it; return the page.
+
+    `live` is the name of the page beside it in which the models run.
+    """
+    texts = (html_of(summaries, live), text_of(summaries), tables.csv_text(summaries))
     names: Sequence[str] = NAMES
     if home.suffix == PACKED and not home.is_dir():
         names = [f"{home.stem}{Path(name).suffix}" for name in NAMES]
@@ -73,13 +77,15 @@ def write_files(home: Path, texts: Mapping[str, str]) -> None:
         write_text(home / name, text)
 
 
-def html_of(summaries: Sequence[Summary]) -> str:
+def html_of(summaries: Sequence[Summary], live: str = "") -> str:
     """report.html: one study, or the sections of several below each other."""
+    words = "Run these models in your browser: type a text, see where each of them attends."
+    link: list[Block] = [Link(words, live)] if live else []
     meant = Glossary(tables.terms(summaries))
     terms = Section("Terms", [meant, Code(BIBTEX, "BibTeX of the paper", "bibtex")])
     if len(summaries) == 1:
         (only,) = summaries
-        return page(only.question, [*sections(only), terms], lead(only))
+        return page(only.question, [*sections(only), terms], [*lead(only), *link])
     parts = []
     for index, summary in enumerate(summaries):
         drawn = index < MOST_DRAWN
@@ -91,7 +97,7 @@ def html_of(summaries: Sequence[Summary]) -> str:
         "report a directory alone for its plots."
     )
     first = [Text(note, "note")] if len(summaries) > MOST_DRAWN else []
-    return page("Which tasks need dot-product attention?", [*parts, terms], first)
+    return page("Which tasks need dot-product attention?", [*parts, terms], [*first, *link])
 
 
 def text_of(summaries: Sequence[Summary]) -> str:
