@@ -1,16 +1,20 @@
 """Hugging Face's own model and generation tests over our models.
 
     pip install parameterized
-    python tools/hugging_face_suite.py DIR [arguments of pytest, such as -k "CausalLM and grad"]
+    python tools/hugging_face_suite.py [--sources DIR] [--generation DIR] [-k "CausalLM" ...]
 
-DIR holds the sources of the installed transformers version, its tests included. A source
-distribution leaves out the folders of generation and export tests: what is missing is said, and not
-run. What differs here on purpose is skipped or overridden below and explained in
-docs/hugging_face.md.
+Without --sources, pip fetches the source distribution of the installed transformers version. No
+source distribution holds the folders of generation and export tests: --generation takes the former
+from a checkout of another version. The script names what is missing and does not run it. Other
+arguments reach pytest. docs/hugging_face.md explains what is overridden below.
 """
 
+import argparse
 import os
+import shlex
+import subprocess
 import sys
+import tarfile
 import types
 import unittest
 from importlib import import_module
@@ -18,15 +22,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers.models.auto import modeling_auto
 
 import synthesizer_attention.models
 from synthesizer_attention import SynthesizerConfig
 from synthesizer_attention.models.generation import SynthesizerCache
 
-DIRECTORY = (
-    "TRANSFORMERS_SOURCE"  # the environment variable that pytest's import of this file reads
-)
+# The environment variables that pytest's import of this file reads.
+DIRECTORY, GENERATION = "TRANSFORMERS_SOURCE", "TRANSFORMERS_GENERATION"
+ARCHIVES = Path(__file__).parents[1] / "build"
 SYNTHESES = ["dot", "random", "random+dot", "dense"]
 KINDS = {
     "decoder": ("SynthesizerModel", "SynthesizerForCausalLM"),
@@ -91,22 +96,44 @@ class ValuesAlone:
             assert layer.values.shape == (batch_size, config.num_heads, seq_length, width)
 
 
-def missing(directory):
-    """The test modules that this directory does not hold."""
+def fetch():
+    """The unpacked source distribution of the installed transformers."""
+    name = f"transformers-{transformers.__version__}"
+    if not (ARCHIVES / name).exists():
+        pip = shlex.split(os.environ.get("PIP", f"{sys.executable} -m pip"))
+        what = ("--no-deps", "--no-binary", "transformers", name.replace("-", "=="))
+        subprocess.run([*pip, "download", "-q", "-d", ARCHIVES, *what], check=True)
+        with tarfile.open(ARCHIVES / f"{name}.tar.gz") as archive:
+            archive.extractall(ARCHIVES, filter="data")
+    return ARCHIVES / name
+
+
+def missing(directory, generation):
+    """The test modules that neither directory holds."""
+    homes = {"tests.generation.test_utils": [directory, generation]}
     return [
         name
         for name in OTHER_FOLDERS
-        if not (directory / (name.replace(".", "/") + ".py")).exists()
+        if not any(
+            (home / (name.replace(".", "/") + ".py")).exists()
+            for home in homes.get(name, [directory])
+        )
     ]
 
 
-def build_tests(directory):
+def build_tests(directory, generation):
     """One test class per kind of model and variant, by name."""
     sys.path.insert(0, str(directory))
-    for name in missing(directory):  # imported by the model tests: stand for it by an empty mixin
+    for name in missing(
+        directory, generation
+    ):  # the model tests import it: an empty mixin stands in
         folder, module = name.rpartition(".")[0], types.ModuleType(name)
         setattr(module, OTHER_FOLDERS[name], type(OTHER_FOLDERS[name], (), {}))
         sys.modules |= {folder: types.ModuleType(folder), name: module}
+    if not (directory / "tests" / "generation").exists() and "tests.generation" not in sys.modules:
+        folder = types.ModuleType("tests.generation")  # of another checkout, beside these tests
+        folder.__path__ = [str(generation / "tests" / "generation")]
+        sys.modules["tests.generation"] = folder
     for names, model in NAMES.items():  # by which their tests choose labels
         getattr(modeling_auto, names)["synthesizer"] = model
     common = import_module("tests.test_modeling_common")
@@ -131,10 +158,17 @@ def build_tests(directory):
     return found
 
 
-def main(directory, *arguments):
-    os.environ |= {DIRECTORY: str(Path(directory).resolve()), "SYNTHESIZER_KERNEL": "0"}
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sources", type=Path)
+    parser.add_argument("--generation", type=Path)
+    asked, arguments = parser.parse_known_args()
+    directory = (asked.sources or fetch()).resolve()
+    generation = (asked.generation or directory).resolve()
+    os.environ |= {DIRECTORY: str(directory), GENERATION: str(generation)}
+    os.environ["SYNTHESIZER_KERNEL"] = "0"
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # as tests/conftest.py says
-    for name in missing(Path(directory)):
+    for name in missing(directory, generation):
         print(f"{directory} does not hold {name}: its tests are not run")
     options = ["-q", "--tb=short", "-rfE", "-W", "ignore", "-p", "no:cacheprovider"]
     apart = ["-c", os.devnull, "--rootdir", str(Path(__file__).parent)]  # not by our own settings
@@ -142,6 +176,6 @@ def main(directory, *arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())
 elif DIRECTORY in os.environ:
-    globals().update(build_tests(Path(os.environ[DIRECTORY])))
+    globals().update(build_tests(Path(os.environ[DIRECTORY]), Path(os.environ[GENERATION])))

@@ -34,7 +34,7 @@ MOST = 2**31 - 1  # torch and Python's own functions count no further
 SEEDS = 2**63 - 1
 NONE: list[Any] = []
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def number(
@@ -81,6 +81,9 @@ Verify = Annotated[
 Track = Annotated[
     str | None, typer.Option(metavar="NAME", help="Also log to tensorboard, wandb, mlflow, ...")
 ]
+Live = Annotated[
+    bool, flag("--live", "Also write play.html, a page in which the report's models run.")
+]
 Plain = Annotated[bool, flag("--plain", "Print plain lines instead of a progress bar.")]
 
 
@@ -118,7 +121,8 @@ def synthesizer(
 def list_variants(imports: Imports = NONE) -> None:
     """List the variants: what each computes, learns and depends on."""
     import_modules(imports)
-    load_packaged()
+    for line in load_packaged():
+        say_aside(f"synthesizer: {line}")
     table = Table("name", "paper", "what it computes", "parameters", "depends on")
     for variant in sorted(variants().values(), key=lambda variant: variant.baseline):
         if variant.baseline:
@@ -371,6 +375,7 @@ def compare(
         bool, flag("--check", "Print rows, seeds, power and time; run nothing.")
     ] = False,
     plan: Annotated[bool, flag("--plan", "Print one train command per run; run nothing.")] = False,
+    live: Live = False,
     track: Track = None,
     overrides: Overrides = NONE,
     imports: Imports = NONE,
@@ -383,7 +388,9 @@ def compare(
 
     An interrupted comparison continues when the same command is run again.
     """
-    options = _record(locals(), "plan", "plain", "check")
+    options = _record(locals(), "plan", "plain", "check", "live")
+    if live and (check or plan):
+        raise UserError("--live shows trained models, and nothing is trained; leave it out")
     from synthesizer_attention.study import compare as study
     from synthesizer_attention.study.rows import Asked
 
@@ -397,7 +404,7 @@ def compare(
         return
     planned = study.compare(asked, say_wrapped, plain=plain)
     say_wrapped("reading the runs for the table and the report ...")
-    _print_report([planned.out])
+    _print_report([planned.out], live=live)
 
 
 @app.command()
@@ -411,6 +418,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default the first DIR.")
     ] = None,
+    live: Live = False,
     imports: Imports = NONE,
     verify: Verify = True,
 ) -> None:
@@ -420,22 +428,31 @@ def report(
     """
     import_modules(imports)
     if any((path / "audit.json").exists() for path in dirs):
-        if len(dirs) > 1:
+        if len(dirs) > 1 or live:
             raise UserError("an audit has a page of its own; name its directory alone")
         from synthesizer_attention.audit.page import draw_again
 
         say(str(draw_again(dirs[0], out)))
         return
-    _print_report(dirs, out, verify=verify)
+    _print_report(dirs, out, verify=verify, live=live)
 
 
-def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = True) -> None:
+def _print_report(
+    dirs: list[Path], out: Path | None = None, *, verify: bool = True, live: bool = False
+) -> None:
     """Write the report of runs; print its tables, answers and path."""
     from synthesizer_attention.report.tables import advice, brief
     from synthesizer_attention.report.write import summarize_all, write
     from synthesizer_attention.study.rows import DOT
 
     summaries = summarize_all(dirs, verify=verify)
+    home, beside = out or dirs[0], ""
+    if live:
+        silence_libraries()
+        from synthesizer_attention.play.export import live as write_live
+
+        say_aside("writing the live page ...")
+        beside = write_live(summaries, home / "play.html", say_aside).name
     for summary in summaries:
         head, rows = brief(summary)
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -453,7 +470,7 @@ def _print_report(dirs: list[Path], out: Path | None = None, *, verify: bool = T
         if words := advice(summary):
             say_wrapped(words)
     say_aside("writing the report ...")
-    say(str(write(summaries, out or dirs[0])))
+    say(str(write(summaries, home, beside)))
 
 
 @app.command()
@@ -482,7 +499,9 @@ def bench(
     modes: Annotated[
         list[str],
         typer.Option(
-            "--mode", help="Time train, inference, lm, classifier, seq2seq or decode. Repeatable."
+            "--mode",
+            help="Time train, inference, lm, classifier, seq2seq, decode, or translate (decoding "
+            "by an encoder-decoder). Repeatable.",
         ),
     ] = NONE,
     views: Annotated[
@@ -496,6 +515,10 @@ def bench(
     rounds: Annotated[int, number("Timing rounds over all variants.")] = 5,
     threads: Annotated[str, typer.Option(help="CPU threads; several as 1,2.")] = "1",
     vocab_size: Annotated[int, number("Vocabulary size, in modes with a model.", least=3)] = 8000,
+    positions: Annotated[
+        str, typer.Option(help="Position encoding, in modes with a model.")
+    ] = "sinusoidal",
+    window: Annotated[int, number("Sliding window, in modes with a model; 0: none.", least=0)] = 0,
     small: Annotated[
         bool,
         flag(
@@ -505,11 +528,15 @@ def bench(
         ),
     ] = False,
     compiled: Annotated[
-        bool, flag("--compile", "Compile each sublayer with torch.compile.")
+        bool, flag("--compile", "Compile each sublayer; in mode decode, time a compiled peer.")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16 (by autocast), or both as float32,bfloat16.")
+    ] = "float32",
     device: Annotated[str, typer.Option(help="Run on cpu or cuda.")] = "cpu",
     peers: Annotated[
-        bool, flag("--peers", "Also time torch.nn.MultiheadAttention and GPT-2.")
+        bool,
+        flag("--peers", "Also time PyTorch's attention and fused dot, GPT-2, Llama and Marian."),
     ] = False,
     explain: Annotated[
         bool, flag("--explain", "Print the path each variant takes; time nothing.")
@@ -541,8 +568,8 @@ def bench(
         result = speed.bench(plan, tell)
     for row in result.rows:
         shown = speed.cells(row)
-        where = f"{row.mode} {row.view} T={row.length}"
-        say(f"{where:28} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
+        where = f"{row.mode} {row.view} T={row.length} {row.precision}"
+        say(f"{where:36} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
     say(str(speed.write(result, command, out)))
 
 
@@ -630,6 +657,95 @@ def convert(
     tuning = Tuning(tune, everything=tune_all, rate=tune_rate) if tune else None
     count = write(say=say_aside, tuning=tuning, **options)
     say(f"{count} heads replaced: {out}")
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(help="A folder of a model, a run of synthesizer train, or a hub name.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the graphs.")],
+    lengths: Annotated[
+        list[int], number("Time sequences of N tokens. Repeatable.", "--length")
+    ] = NONE,
+    beside: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Time this model in the same rounds.")
+    ] = None,
+) -> None:
+    """Write an encoder or a classifier as ONNX, in float32 and int8, and compare its outputs."""
+    options = _record(locals())
+    silence_libraries()
+    from synthesizer_attention.audit.export import export as write
+
+    for row in write(say=say, **options).get("milliseconds", []):
+        shown = [f"{name} {ms:.1f} ms" for name, ms in list(row.items())[2:]]
+        say(f"{row['batch']} x {row['length']} tokens: {', '.join(shown)}")
+    say(str(out))
+
+
+@app.command()
+def transfer(
+    model: Annotated[
+        str, typer.Argument(help="A folder of a Hugging Face encoder, or a hub name.")
+    ],
+    train: Annotated[
+        Path, typer.Argument(help="Texts or pairs with a label or score: .csv, .jsonl, .parquet.")
+    ],
+    test: Annotated[Path, typer.Argument(help="The same, for the final evaluation.")],
+    synthesis: Annotated[
+        list[str],
+        typer.Option(
+            help="Compare this attention; kept is the original's. Repeatable; by default kept, dot,"
+            " random, dense, random+dot, dense+dot, none."
+        ),
+    ] = NONE,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Judge by accuracy, macro_f1, matthews, f1, pearson or spearman; by default "
+            "pearson for scores, accuracy for labels."
+        ),
+    ] = None,
+    apart: Annotated[
+        bool, flag("--apart", "Encode the texts of a pair apart and learn their cosine.")
+    ] = False,
+    layers: Annotated[int | None, number("Use the first N layers.")] = None,
+    max_len: Annotated[int, number("Truncate inputs to N tokens.", least=2)] = 128,
+    distil: Annotated[int, number("Distil each new attention for N steps.")] = 300,
+    distil_rate: Annotated[
+        float, number("Learning rate of distillation.", least=0, kind=float)
+    ] = 1e-3,
+    distil_table_rate: Annotated[
+        float, number("Learning rate of tables in distillation.", least=0, kind=float)
+    ] = 3e-2,
+    steps: Annotated[int, number("Fine-tune for N steps.", least=3)] = 300,
+    rate: Annotated[float, number("Learning rate of fine-tuning.", least=0, kind=float)] = 1e-4,
+    table_rate: Annotated[
+        float, number("Tables learn N times as fast in fine-tuning.", least=0, kind=float)
+    ] = 1.0,
+    examples: Annotated[
+        int | None, number("Use N examples of TRAIN, drawn once.", least=20)
+    ] = None,
+    seeds: Annotated[int, number("Seeds per row.")] = 3,
+    seed: Annotated[int, number("First seed.", least=0, most=2**31)] = 1,
+    margin: Annotated[
+        float | None,
+        number("A row is no worse within N points of the metric.", least=0, kind=float),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("transfer"),
+) -> None:
+    """Swap the attention of a pretrained encoder, distil it, fine-tune it, and judge it.
+
+    Rows are compared with a dot product that was drawn anew and distilled as long.
+    An interrupted transfer resumes when the same command is run again.
+    """
+    options = _record(locals())
+    silence_libraries()
+    from synthesizer_attention.audit.transfer import Asked
+    from synthesizer_attention.audit.transfer import transfer as perform
+
+    perform(Asked(**options), say_aside)
+    _print_report([out])
 
 
 def _prepare_process() -> None:

@@ -126,19 +126,28 @@ def variants() -> dict[str, Variant]:
     return dict(_VARIANTS)
 
 
-def load_packaged(name: str | None = None) -> None:
-    """Import what installed packages bring by this name, so that it is registered; None: all."""
+def load_packaged(name: str | None = None) -> list[str]:
+    """Import what installed packages bring by this name, so that it is registered; None: all.
+
+    One that fails is refused where it is named; of all, a line for each that fails is returned.
+    """
     from importlib.metadata import entry_points  # which takes as long as all else here
 
+    broken = []
     for point in entry_points(group=MIXERS):
         if point.name not in _VARIANTS and name in (None, point.name):
             try:
                 point.load()
             except (Exception, SystemExit) as error:
-                raise UserError(
-                    f"importing {point.name!r}, an entry point of {MIXERS}, failed with "
-                    f"{type(error).__name__}: {error}; mend or remove the package that has it"
-                ) from error
+                package = point.dist.name if point.dist is not None else "a package"
+                said = (
+                    f"{package} brings {point.name!r} ({MIXERS}), and importing it failed with "
+                    f"{type(error).__name__}: {error}; mend or remove {package}"
+                )
+                if name is not None:
+                    raise UserError(said) from error
+                broken.append(said)
+    return broken
 
 
 def register_variant(variant: Variant) -> None:
@@ -158,7 +167,11 @@ _FILES: dict[str, str] = {}
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import modules by name, or .py files by path, so that they register their functions."""
+    """Import modules by name, or .py files by path, so that they register their functions.
+
+    Args:
+        names: Names of modules, or paths that end in .py.
+    """
     for name in names:
         try:
             if not name.endswith(".py"):

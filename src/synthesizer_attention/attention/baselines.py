@@ -288,9 +288,16 @@ def build_mixer(
     rotary: RotaryOptions | None = None,
     dropout: float = 0.0,
 ) -> SyntheticAttention | Mixer:
-    """Turn 'random+dot', 'dynamicconv:kernel=7' or 'linformer:k=64' into a token mixer.
+    """Turn a spec into the token mixer of one layer.
 
-    Rotary positions and equal_qk_init are for the dot products of a synthesis.
+    Args:
+        spec: Such as "random+dot", "dynamicconv:kernel=7" or "linformer:k=64".
+        size: Width, number of heads and longest sequence of the layer.
+        causal: Hide later tokens.
+        window: Tokens that a query sees, as SyntheticAttention has it.
+        equal_qk_init: Start the dot products of a synthesis with Wk = Wq.
+        rotary: If given, how the dot products of a synthesis turn with positions.
+        dropout: Dropout rate of the attention weights.
     """
     term = parse_spec(spec)[0]
     if term.name not in MIXERS:

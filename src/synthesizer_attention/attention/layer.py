@@ -53,7 +53,10 @@ from synthesizer_attention.spec import RotaryOptions
 
 
 class ValueCache:
-    """Values, and keys only where a dot product needs them; or the last inputs of a convolution."""
+    """Values, and keys only where a dot product needs them; or the last inputs of a convolution.
+
+    Pass one cache per layer to each call of a causal layer, and only the new tokens.
+    """
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -77,17 +80,23 @@ class ValueCache:
         self.keys, self.values, self.is_window, self.room = keys, values, True, None
         self.num_tokens += num_new
 
-    def extend(self) -> tuple[Tensor | None, Tensor]:
-        """Keep one more token, which the caller writes: all keys and values, for no gradient."""
+    def extend(self, window: int | None = None) -> tuple[Tensor | None, Tensor]:
+        """Keep one more token, which the caller writes, and as many before it as a window sees.
+
+        Returns all keys and values that are kept, for no gradient.
+        """
         assert self.values is not None
         length, (keys, values, kept) = self.values.shape[2], self.room or (None, self.values, None)
+        end = length + (self.values.storage_offset() - values.storage_offset()) // values.stride(2)
         # Whatever has put other values here, or a copy of this cache that grew, has its own room.
-        if kept is not self.values or values.shape[2] == length:
-            more = (0, 0, 0, max(64, length // 4))
+        if kept is not self.values or values.shape[2] == end:
+            more, end = (0, 0, 0, max(64, length // 4)), length
             keys = None if self.keys is None else F.pad(self.keys, more)
             values = F.pad(self.values, more)
-        self.keys = None if keys is None else keys[:, :, : length + 1]
-        self.values = values[:, :, : length + 1]
+        start = end - length + max(0, length + 1 - (window or length + 1))
+        self.is_window |= start > end - length
+        self.keys = None if keys is None else keys[:, :, start : end + 1]
+        self.values = values[:, :, start : end + 1]
         self.room = (keys, values, self.values)
         self.num_tokens += 1
         return self.keys, self.values
@@ -130,6 +139,17 @@ class TokenMixer(nn.Module):
         cache: ValueCache | None = None,
         **foreign: object,
     ) -> Tensor:
+        """Mix tokens (B, T, D) into outputs (B, T, D).
+
+        Args:
+            x: Tokens (B, T, D).
+            others: None: all else is given by name.
+            attention_mask: (B, S), True or 1 where a token is real.
+            position_ids: Positions (S,) or (B, S); by default the real tokens are counted.
+            bias: Added to the logits with weight one; broadcast to (B, H, T, S).
+            cache: Keys and values of earlier calls: S is the cached tokens and x's T, in order.
+            foreign: None: an argument of nn.MultiheadAttention is refused with its name here.
+        """
         for name in foreign:
             if name not in TORCHS:
                 kind = type(self).__name__
@@ -166,12 +186,19 @@ class TokenMixer(nn.Module):
 class SyntheticAttention(TokenMixer):
     """Self-attention whose logits are synthesized as the spec says.
 
-    window  if given, a query sees itself and the window - 1 real tokens before it and, unless
-            causal, as many after it; or a registered kind of mask: "chunk:size=64"
-    rotary  if given, how the queries and keys of a dot product turn with their positions
-    path    "auto", "fast" (wherever it is exact) or "plain": all give the same result
-    equal_qk_init
-            dot products start with Wk = Wq, so that a token first attends to tokens like itself
+    Args:
+        d_model: Width D of the tokens.
+        num_heads: Number of heads H, a divisor of `d_model`.
+        max_len: Longest sequence N; a table has N rows and columns.
+        synthesis: Spec of the logits: "dot", "random", "dense", "random+dot", "random@2|dot@2".
+        causal: Hide later tokens.
+        window: If given, a query sees itself and the window - 1 real tokens before it and, unless
+            causal, as many after it; or a registered kind of mask: "chunk:size=64".
+        rotary: If given, how the queries and keys of a dot product turn with their positions.
+        equal_qk_init: Start dot products with Wk = Wq, so that a token first attends to tokens
+            like itself.
+        dropout: Dropout rate of the attention weights.
+        path: "auto", "fast" (wherever it is exact) or "plain": all give the same result.
     """
 
     def __init__(
@@ -357,7 +384,13 @@ class SyntheticAttention(TokenMixer):
 
 
 class CrossAttention(nn.Module):
-    """Dot-product attention from one sequence to another, which the paper never synthesizes."""
+    """Dot-product attention from one sequence to another, which the paper never synthesizes.
+
+    Args:
+        d_model: Width D of the tokens of both sequences.
+        num_heads: Number of heads H, a divisor of `d_model`.
+        dropout: Dropout rate of the attention weights.
+    """
 
     def __init__(self, d_model: int, num_heads: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -380,6 +413,14 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, *, attention_mask: Tensor | None = None
     ) -> Tensor:
+        """Let tokens attend to a memory that project() has read.
+
+        Args:
+            x: Query tokens (B, T, D).
+            keys: Keys (B, H, S, K) of the memory.
+            values: Values (B, H, S, K) of the memory.
+            attention_mask: (B, S), True or 1 where a token of the memory is real.
+        """
         if (self.dropout and self.training) or is_transformed():
             return self.attend(x, keys, values, attention_mask=attention_mask)[0]
         visible = self._visible(x, keys, attention_mask)

@@ -39,6 +39,8 @@ _PARSED: dict[int | str, Kind] = {}  # what mask_kind has read already
 def register_mask(name: str) -> Callable[[Kind], Kind]:
     """Register a kind of mask, so that a layer's and a model's `window` may name it.
 
+    Example::
+
         @register_mask("chunk")
         def chunk(here: Tensor, last: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
             start = (here - 1) // size * size
@@ -48,6 +50,9 @@ def register_mask(name: str) -> Callable[[Kind], Kind]:
     the number of the query's own token, `last` (1 or B, 1) that of the last token; neither result
     may fall from one query to the next. What lies outside the sequence is cut off, and so is what
     lies behind the query in causal attention. The options are the keyword-only arguments.
+
+    Args:
+        name: The name in `window="chunk:size=64"`.
     """
 
     def register(kind: Kind) -> Kind:

@@ -25,13 +25,18 @@ class Mixer(TokenMixer):
     A subclass defines mix(), and says what it can do. What it cannot do is refused in a line, but
     for a cache: a causal mixer that keeps no state keeps its inputs and mixes all of them again.
 
-        takes_causal   where self.causal is set no output reads a later token
-        takes_padding  padding changes no output of a real token
-        keeps_state    mix() reads cache.keys and cache.values (None at first), and replaces them:
-                       cache.keep(keys, values, num_new), any tensors whose first axis is the batch
-        any_length     None: it has no table by length, so that every length and resize() are fine
-        tables, weights, biases
-                       what its own parameters are, as Synthesis has it; submodules need no name
+    - `takes_causal`: where `self.causal` is set no output reads a later token
+    - `takes_padding`: padding changes no output of a real token
+    - `keeps_state`: mix() reads cache.keys and cache.values (None at first), and replaces them by
+      cache.keep(keys, values, num_new): any tensors whose first axis is the batch
+    - `any_length`: None if it has no table by length, so that every length and resize() are fine
+    - `tables`, `weights`, `biases`: what its own parameters are, as Synthesis has it; submodules
+      need no name
+
+    Args:
+        size: Width, number of heads and longest sequence of the layer.
+        causal: Hide later tokens; refused without `takes_causal`.
+        dropout: Dropout rate, for a subclass to use.
     """
 
     name: ClassVar[str] = ""
@@ -56,12 +61,13 @@ class Mixer(TokenMixer):
     def mix(
         self, x: Tensor, real: Tensor | None, positions: Tensor, cache: ValueCache | None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D).
+        """Mix tokens (B, T, D) into outputs (B, T, D).
 
-        x          (B, T, D)         zeros where a token is padding
-        real       (B, T) or None    True where a token is real; None where all are
-        positions  (T,) or (B, T)    the real tokens counted, or what the caller gave
-        cache                        None, or with keeps_state what earlier tokens left
+        Args:
+            x: Tokens (B, T, D), zeros where one is padding.
+            real: (B, T), True where a token is real; None where all are.
+            positions: (T,) or (B, T), the real tokens counted, or what the caller gave.
+            cache: None, or with `keeps_state` what earlier tokens left.
         """
         raise NotImplementedError
 
@@ -126,11 +132,18 @@ _HELD: set[tuple[type[Mixer], str]] = set()
 def register_mixer(name: str, *, parameters: str = "", paper: str = "") -> Callable[[M], M]:
     """Register a token mixer of your own, so that a spec may name it for all heads of a layer.
 
+    Example::
+
         @register_mixer("pooling")
         class Pooling(Mixer): ...
 
     As with register_synthesis the first line of its docstring is its equation, and its keyword-only
     arguments, kept as attributes, are the options of a spec: "pooling:width=3".
+
+    Args:
+        name: The name in a spec.
+        parameters: How many parameters it learns, as `synthesizer list` shows it: "2 D^2".
+        paper: Who proposed it, as `synthesizer list` shows it.
     """
 
     def register(cls: M) -> M:

@@ -46,12 +46,18 @@ S = TypeVar("S", bound=type[Synthesis])
 def register_synthesis(name: str, *, parameters: str = "", paper: str = "") -> Callable[[S], S]:
     """Register a synthesizing function of your own, so that a spec may name it.
 
+    Example::
+
         @register_synthesis("decay", parameters="H")
         class Decay(Synthesis): ...
 
-    The first line of its docstring is its equation in `synthesizer list`; `parameters` counts what
-    it learns and `paper` cites it, both for display. Its keyword-only arguments, kept as
-    attributes, are the options of a spec: "decay:k=3".
+    The first line of its docstring is its equation in `synthesizer list`. Its keyword-only
+    arguments, kept as attributes, are the options of a spec: "decay:k=3".
+
+    Args:
+        name: The name in a spec.
+        parameters: How many parameters it learns, as `synthesizer list` shows it: "2 D^2".
+        paper: Who proposed it, as `synthesizer list` shows it.
     """
 
     def register(cls: S) -> S:
@@ -81,7 +87,12 @@ def add_facts(
 
 
 def build_synthesis(spec: str, size: Size) -> Synthesis:
-    """Turn 'dense', 'factorized_random:k=16', 'dense+dot' or 'random@2|dot@1' into a module."""
+    """Turn a spec into a module that makes logits.
+
+    Args:
+        spec: Such as "dense", "factorized_random:k=16", "dense+dot" or "random@2|dot@1".
+        size: Width, number of heads and longest sequence of the layer.
+    """
     terms = parse_spec(spec)
     if groups := split_groups(spec):
         heads = [count for _, count in groups]

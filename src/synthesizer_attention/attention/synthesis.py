@@ -40,13 +40,21 @@ from synthesizer_attention.spec import RotaryOptions, require_positive
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers every synthesizing function is built from."""
+    """The numbers every synthesizing function is built from.
+
+    Args:
+        d_model: Width D of the tokens.
+        num_heads: Number of heads H.
+        max_len: Longest sequence N.
+        head_width: K, where these are some of a layer's heads; by default D / H.
+        first_head: The first of them, in the layer.
+    """
 
     d_model: int
     num_heads: int
     max_len: int
-    head_width: int | None = None  # K where these are some of a layer's heads
-    first_head: int = 0  # the first of them, in the layer
+    head_width: int | None = None
+    first_head: int = 0
 
     def __post_init__(self) -> None:
         whole = self.head_width is None and self.d_model % max(1, self.num_heads)
@@ -70,12 +78,12 @@ class Synthesis(nn.Module):
     A subclass says what each of its own parameters is. One that it does not name is refused, so
     that none is trained with another's settings:
 
-        tables   learned per position or head, not per feature: step size train.table_rate times
-                 the learning rate, no weight decay
-        weights  trained as the weight of a linear layer
-        biases   trained as the bias of a linear layer: no weight decay
-        zeroed   those that make all logits zero where they are; none: it cannot start at zero
-        decoded  (term of decode.c, parameter), so that one call decodes a token; none: it does not
+    - `tables`: learned per position or head, not per feature: step size train.table_rate times
+      the learning rate, no weight decay
+    - `weights`: trained as the weight of a linear layer
+    - `biases`: trained as the bias of a linear layer: no weight decay
+    - `zeroed`: those that make all logits zero where they are; none: it cannot start at zero
+    - `decoded`: (term of decode.c, parameter), so that one call decodes a token; none: it does not
     """
 
     zeroed: ClassVar[tuple[str, ...]] = ()
@@ -114,7 +122,15 @@ class Synthesis(nn.Module):
         key_positions: Tensor,
         is_last: Tensor | None = None,
     ) -> Tensor:
-        """The logits, written out: (B or 1, H, T, S)."""
+        """The logits, written out: (B or 1, H, T, S).
+
+        Args:
+            x: Query tokens (B, T, D).
+            keys: What keys(x) gave for the key tokens: (B, H, S, d_keys), or None.
+            positions: Positions (T,) or (B, T) of the queries.
+            key_positions: Positions (S,) or (B, S) of the keys.
+            is_last: With `has_last`: (S,) or (B, S), True at the last real token.
+        """
         return self.terms(x, keys, Places(positions, key_positions, positions, is_last)).logits()
 
     def terms(
@@ -265,12 +281,16 @@ class Rotary:
         Angles are computed in float32 at least: in half precision far positions would coincide.
         """
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        n = torch.arange(0, self.width, 2, device=x.device, dtype=dtype)
-        angles = positions[..., None].to(dtype) * self.options.base ** (-n / self.width)
+        angles = positions[..., None].to(dtype) * self.angles(x.device, dtype)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         half = self.width // 2
         first, second, rest = x.split([half, half, x.shape[-1] - self.width], dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], dim=-1)
+
+    def angles(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """base^(-2n/W), the angles of position 1: (W / 2)."""
+        n = torch.arange(0, self.width, 2, device=device, dtype=dtype)
+        return self.options.base ** (-n / self.width)
 
 
 class DotProduct(Synthesis):

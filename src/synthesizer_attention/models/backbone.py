@@ -143,7 +143,11 @@ class SynthesizerPreTrainedModel(Kept):
 
 
 class SynthesizerModel(SynthesizerPreTrainedModel):
-    """Embeddings and stacks, without a head: a decoder, an encoder, or both."""
+    """Embeddings and stacks, without a head: a decoder, an encoder, or both.
+
+    Args:
+        config: The settings of the model.
+    """
 
     encoder: Stack | UniversalStack
     decoder: Stack | UniversalStack
@@ -246,11 +250,12 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> StatesOutput:
-        attention_mask = _as_booleans(attention_mask)
+        attention_mask, memory_mask = map(_as_booleans, (attention_mask, memory_mask))
         wants_more = wanted.attentions or wanted.states or torch.compiler.is_compiling()
-        if isinstance(cache, SynthesizerCache) and not wants_more:
-            given = (attention_mask, position_ids)
-            states = kernels().decode_token(self.decoder, x, cache.layers, *given)
+        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        if isinstance(own, SynthesizerCache) and not wants_more:
+            given = (attention_mask, position_ids, memory_mask)
+            states = kernels().decode_token(self.decoder, x, cache, *given)
             if states is not None:
                 return StatesOutput(last_hidden_state=states, past_key_values=cache)
         if memory is None and position_ids is not None:
@@ -259,7 +264,7 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
                 return self._decode_packed(x, packing, cache, wanted)
         if cache is None and wanted.cache:
             cache = new_cache(self.decoder.num_steps, memory is not None)
-        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+            own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         if own is not None and not isinstance(own, SynthesizerCache):
             raise UserError(
                 f"past_key_values is a {type(own).__name__}, which cannot leave keys out; "
@@ -270,11 +275,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         if own is not None:
             context = replace(context, caches=own.layers)
         if memory is not None:
-            mask = _as_booleans(memory_mask)
-            if mask is not None:
-                check_mask(mask, x.shape[0], memory.shape[1])
-                mask = _unless_all_real(mask)
-            context = replace(context, memory=memory, memory_mask=mask, memory_cache=cache)
+            if memory_mask is not None:
+                check_mask(memory_mask, x.shape[0], memory.shape[1])
+                memory_mask = _unless_all_real(memory_mask)
+            context = replace(context, memory=memory, memory_mask=memory_mask, memory_cache=cache)
         return _as_output(self.decoder(x, context), wanted, cache)
 
     def _decode_packed(
@@ -331,8 +335,10 @@ class SynthesizerModel(SynthesizerPreTrainedModel):
         if cache is None:  # an exported program returns tensors alone
             exporting = torch.compiler.is_exporting()
             cache = config.use_cache and not self.training and not exporting
+        if cache and self.training:  # a checkpointed layer would write its cache twice
+            cache = not any(getattr(m, "gradient_checkpointing", False) for m in self.modules())
         return Wanted(
-            cache=cache and not (self.training and self.is_gradient_checkpointing),
+            cache=cache,
             attentions=config.output_attentions if attentions is None else attentions,
             states=config.output_hidden_states if states is None else states,
         )

@@ -41,32 +41,48 @@ SHARED = [field.name for field in fields(Shape) if field.name not in OF_STACK]
 class SynthesizerConfig(PreTrainedConfig):
     """The settings of a Synthesizer; `synthesis` says where its attention logits come from.
 
-    kind               "decoder", "encoder" or "encoder_decoder"; by default what the class needs
-    max_len            the longest sequence: every synthesized table has this side
-    synthesis          a spec string, for all layers or per layer
-    num_decoder_layers, decoder_max_len, decoder_synthesis
-                       the same for an encoder-decoder's decoder; left out, it is as the encoder
-    norm               "layer" (with biases) or "rms" (without, as T5)
-    norm_position      "pre" or "post" each sublayer
-    positions          "sinusoidal" or "learned" (added to the embeddings), "relative" (T5's bias,
-                       outside alpha), "alibi" (a fixed bias), "rotary" (turns the queries and keys
-                       of dot products; "rotary:base=10000:share=0.5" for its options) or "none";
-                       joined with +, as in "sinusoidal+rotary". A layer without logits, as a
-                       convolution, runs without a bias; one without dot product is not turned
-    attention_dropout  on attention weights; dropout is on residuals
-    label_smoothing    applied by the model itself, in training only
-    pooling            "cls" (the first real token) or "mean": what a classifier reads
-    universal          one layer's weights in all num_layers steps; each token may stop earlier
-    fixed_depth        with universal: every token takes all steps
-    halting_epsilon    a token stops where its halting probabilities reach 1 - halting_epsilon
-    ponder_cost        how much a step costs in the loss, in training only
-    window             how many tokens a query of self-attention sees on its left, itself included,
-                       and, in an encoder, on its right; None for no window; or a kind of mask
-                       that register_mask knows, "chunk:size=64"
-    equal_qk_init      the dot products of self-attention start with Wk = Wq: a token first attends
-                       to tokens like itself. The learned weights are free to part
-    imports            set by the config itself: modules that register the user's own functions in
-                       its specs. They are not imported on loading; an error then names them
+    Args:
+        vocab_size: Number of tokens in the vocabulary.
+        kind: "decoder", "encoder" or "encoder_decoder"; by default what the class needs.
+        d_model: Width of the tokens.
+        num_heads: Number of heads of each layer, a divisor of `d_model`.
+        num_layers: Number of layers of the encoder, or of the only stack.
+        num_decoder_layers: The same for an encoder-decoder's decoder; 0: as the encoder.
+        d_ff: Width of the feed-forward sublayers.
+        max_len: Longest sequence: every synthesized table has this side.
+        decoder_max_len: The same for an encoder-decoder's decoder; 0: as the encoder.
+        synthesis: Spec of the attention logits, for all layers or per layer.
+        decoder_synthesis: The same for an encoder-decoder's decoder; "": as the encoder.
+        norm: "layer" (with biases) or "rms" (without, as T5).
+        norm_position: "pre" or "post" each sublayer.
+        activation: Activation of the feed-forward sublayers.
+        positions: "sinusoidal" or "learned" (added to the embeddings), "relative" (T5's bias,
+            outside alpha), "alibi" (a fixed bias), "rotary" (turns the queries and keys of dot
+            products; "rotary:base=10000:share=0.5" for its options) or "none"; joined with +, as
+            in "sinusoidal+rotary". A layer without logits, as a convolution, runs without a bias;
+            one without dot product is not turned.
+        dropout: Dropout rate of the residuals.
+        attention_dropout: Dropout rate of the attention weights.
+        label_smoothing: Applied by the model itself, in training only.
+        pooling: "cls" (the first real token) or "mean": what a classifier reads.
+        universal: Use one layer's weights in all `num_layers` steps; each token may stop earlier.
+        fixed_depth: With `universal`: every token takes all steps.
+        halting_epsilon: A token stops where its halting probabilities reach 1 - halting_epsilon.
+        ponder_cost: How much a step costs in the loss, in training only.
+        window: How many tokens a query of self-attention sees on its left, itself included, and,
+            in an encoder, on its right; None for no window; or a kind of mask that register_mask
+            knows, "chunk:size=64".
+        equal_qk_init: Start the dot products of self-attention with Wk = Wq: a token first attends
+            to tokens like itself. The learned weights are free to part.
+        imports: Set by the config itself: modules that register the user's own functions in its
+            specs. They are not imported on loading; an error then names them.
+        use_cache: Whether a decoder returns a cache by default.
+        tie_word_embeddings: Use the embeddings as the output projection, too.
+        pad_token_id: Token that fills short sequences.
+        bos_token_id: Token that begins a sequence, if there is one.
+        eos_token_id: Token, or tokens, that end a sequence.
+        decoder_start_token_id: First input of an encoder-decoder's decoder; by default
+            `pad_token_id`.
     """
 
     model_type = "synthesizer"

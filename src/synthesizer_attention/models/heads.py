@@ -98,7 +98,11 @@ class LanguageModel(SynthesizerPreTrainedModel, SynthesizerGeneration, Generatio
 
 
 class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
-    """A decoder that predicts each next token."""
+    """A decoder that predicts each next token.
+
+    Args:
+        config: The settings of the model.
+    """
 
     kind = "decoder"
 
@@ -146,7 +150,11 @@ class SynthesizerForCausalLM(LanguageModel, GenerationMixin):
 
 
 class SynthesizerForConditionalGeneration(LanguageModel, GenerationMixin):
-    """An encoder and a decoder: from one text to another."""
+    """An encoder and a decoder: from one text to another.
+
+    Args:
+        config: The settings of the model.
+    """
 
     kind = "encoder_decoder"
 
@@ -198,6 +206,9 @@ class SynthesizerForSequenceClassification(SynthesizerPreTrainedModel):
 
     Labels (B, num_labels) of 0 and 1 are several labels at once. The config's problem_type, if
     given, decides: "regression", "single_label_classification", "multi_label_classification".
+
+    Args:
+        config: The settings of the model; its `num_labels` counts the classes.
     """
 
     def __init__(self, config: SynthesizerConfig) -> None:

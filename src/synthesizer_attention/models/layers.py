@@ -90,18 +90,20 @@ class RelativeBias(nn.Module):
     def forward(self, positions: Tensor, key_positions: Tensor) -> Tensor:
         """The bias between (T,) or (B, T) and (S,) or (B, S) positions: (1 or B, H, T, S)."""
         distance = key_positions[..., None, :] - positions[..., :, None]
-        bias = self.table[:, self._bucket(distance)].movedim(0, -3)
+        buckets = bucket(distance, self.causal, self.num_buckets, self.max_distance)
+        bias = self.table[:, buckets].movedim(0, -3)
         return bias if bias.dim() == 4 else bias[None]
 
-    def _bucket(self, distance: Tensor) -> Tensor:
-        """Near distances one by one, far ones in logarithmic steps; the future has its own."""
-        buckets = self.num_buckets if self.causal else self.num_buckets // 2
-        offset = (distance > 0).long() * (0 if self.causal else buckets)
-        distance = (-distance).clamp(min=0) if self.causal else distance.abs()
-        near = buckets // 2
-        ratio = (distance.clamp(min=1) / near).log() / math.log(self.max_distance / near)
-        far = (near + (ratio * (buckets - near)).long()).clamp(max=buckets - 1)
-        return offset + torch.where(distance < near, distance, far)
+
+def bucket(distance: Tensor, causal: bool, num_buckets: int, max_distance: int) -> Tensor:
+    """Near distances one by one, far ones in logarithmic steps; the future has its own."""
+    buckets = num_buckets if causal else num_buckets // 2
+    offset = (distance > 0).long() * (0 if causal else buckets)
+    distance = (-distance).clamp(min=0) if causal else distance.abs()
+    near = buckets // 2
+    ratio = (distance.clamp(min=1) / near).log() / math.log(max_distance / near)
+    far = (near + (ratio * (buckets - near)).long()).clamp(max=buckets - 1)
+    return offset + torch.where(distance < near, distance, far)
 
 
 class Alibi(nn.Module):

@@ -174,10 +174,11 @@ def _changed(values: dict[str, Any], settings: Settings, origin: str) -> Recipe:
     return recipe.model_copy(update=update)
 
 
-def dump(recipe: Recipe) -> str:
-    """Write a recipe as TOML that reads back equal."""
+def dump(recipe: Recipe | dict[str, Any]) -> str:
+    """Write a recipe, or what a run has instead, as TOML that reads back equal."""
     top, sections = [], []
-    for key, value in recipe.model_dump(exclude_none=True).items():
+    values = recipe if isinstance(recipe, dict) else recipe.model_dump(exclude_none=True)
+    for key, value in values.items():
         if isinstance(value, dict):
             lines = [f"{name} = {_toml(item)}" for name, item in value.items()]
             sections.append("\n".join([f"[{key}]", *lines]))

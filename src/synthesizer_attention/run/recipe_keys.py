@@ -229,8 +229,8 @@ class Train(Part):
     """Label smoothing."""
     table_rate: Annotated[float, Field(gt=0)] = 30.0
     """The learning rate of tables and mixture weights is this times lr."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """float32, or bfloat16 by autocast."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """float32, or bfloat16 by autocast; auto times a step of each and keeps the faster one."""
     compile: bool = False
     """Compile the model with torch.compile."""
     data_share: Annotated[float, Field(gt=0, le=1)] = 1.0

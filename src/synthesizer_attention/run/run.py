@@ -101,7 +101,7 @@ class Run:
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise UserError(f"{self.path} exists and is not a directory; choose another --out")
         self.check(spared=WEIGHTS if record and self.is_finished else ())
-        if not self._is_begun():
+        if not self.is_begun:
             return
         if not (self.path / RECIPE).exists():
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
@@ -112,7 +112,8 @@ class Run:
                 "choose another --out, or delete the directory"
             )
 
-    def _is_begun(self) -> bool:
+    @property
+    def is_begun(self) -> bool:
         """Whether more is there than a run leaves that was killed, or refused, as it started."""
         own = {self.path / RECIPE}
         if not any(self.checkpoints.glob("*")):
@@ -132,7 +133,7 @@ class Run:
                 for leftover in self.path.rglob(pattern):  # of a killed process: the lock is ours
                     leftover.unlink(missing_ok=True)
             self.claim(recipe)  # again: the process that was waited for may have begun another
-            if not self._is_begun():
+            if not self.is_begun:
                 self.write(RECIPE, dump(recipe))
             yield
 

@@ -9,7 +9,13 @@ from synthesizer_attention.study.evidence import FEWEST_SEEDS
 from synthesizer_attention.study.live import SETTLING, run_seconds
 from synthesizer_attention.study.plan import QUICK, SEEDS, Plan, shorten
 from synthesizer_attention.study.rows import AGAIN, QUICK_ROWS, Row
-from synthesizer_attention.study.search import fit_length, num_trials, open_choices, settle
+from synthesizer_attention.study.search import (
+    fit_length,
+    fit_precision,
+    num_trials,
+    open_choices,
+    settle,
+)
 from synthesizer_attention.study.stats import (
     FAR,
     LANGUAGE_MODEL,
@@ -33,6 +39,7 @@ def fit_budget(plan: Plan, pool: WorkerPool, say: Say) -> None:
     A run is timed by steps of its first row. What a study began with stays.
     """
     fit_length(plan, pool, say)
+    fit_precision(plan, pool, say)
     if plan.is_begun:  # each stage says what is left of it
         say_power(settled_copy(plan), say)
         return

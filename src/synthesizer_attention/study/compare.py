@@ -21,6 +21,7 @@ from synthesizer_attention.study.rows import AGAIN, Asked, Row
 from synthesizer_attention.study.search import (
     choose_positions,
     fit_length,
+    fit_precision,
     fit_to_data,
     search,
     settle,
@@ -106,6 +107,7 @@ def list_commands(asked: Asked, say: Say) -> list[str]:
         say(line)
     with open_pool(plan.out, jobs, say) as pool:
         fit_length(plan, pool, say)
+        fit_precision(plan, pool, say)
         fit_to_data(plan, pool, say, plain=True)
         settle(plan, say)
         fit_widths(plan, pool, say)

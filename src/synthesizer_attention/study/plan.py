@@ -51,6 +51,7 @@ QUICK = 5  # a quick look takes this part of the steps
 QUICK_LIMIT = 500  # validation examples of a quick look
 SEEDS = 3
 MOST_ROWS = 1000  # more get dot no further seeds
+PRECISION = "train.precision"
 PRETRAINED = "pretrained"  # the folder of the runs that others start from
 
 
@@ -318,6 +319,8 @@ def _go_on(plan: Plan, there: dict[str, Any]) -> None:
         old, new = (parse_recipe(there[name], STUDY) for name in ("inferred", "shared"))
         if new.train.steps < old.train.steps:
             plan.set(shorten(old, new.train.steps))
+    if plan.shared.train.precision == "auto":
+        plan.set({PRECISION: parse_recipe(there["shared"], STUDY).train.precision})
     plan.rule, plan.primary = rule_of(there), there.get("primary")
     if _is_judged(plan, there):
         _keep_plan(plan, there)

@@ -27,7 +27,7 @@ from synthesizer_attention.run.records import STUDY
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.study.guess import LONGEST, Choice, round_up
 from synthesizer_attention.study.live import Job, main_metric, perform
-from synthesizer_attention.study.plan import Plan
+from synthesizer_attention.study.plan import PRECISION, Plan
 from synthesizer_attention.study.rows import (
     AUTO,
     DOT,
@@ -83,6 +83,29 @@ def fit_length(plan: Plan, pool: WorkerPool, say: Say) -> None:
         say(f"more than 1 of 100 pairs are cut: --set {MAX_LEN}=N takes longer ones than {LONGEST}")
     tokens = max(plan.shared.train.batch_tokens, 4 * length)
     plan.set({MAX_LEN: str(length), "train.batch_tokens": str(tokens)})
+
+
+def fit_precision(plan: Plan, pool: WorkerPool, say: Say) -> None:
+    """Where train.precision is auto, give every row the precision in which the first trains faster.
+
+    One row is timed once, so that rows are alike; a study keeps what it began with.
+    """
+    stages = (True, False) if plan.pretrain else (False,)
+    for pretraining in stages:
+        recipe = plan.recipe(plan.rows[0], plan.seeds[0], pretraining=pretraining)
+        if recipe.train.precision != "auto":
+            continue
+        begun = Run(plan.path(plan.rows[0], plan.seeds[0], pretraining=pretraining))
+        if pretraining and begun.is_begun:
+            chosen = begun.recipe().train.precision
+        else:
+            found = ask(pool, "precision", recipe=dump(recipe))
+            say(found["why"] + (", in pretraining" if pretraining else ""))
+            chosen = found["precision"]
+        if plan.pretrain and pretraining:
+            plan.pretrain = plan.pretrain[0], {**plan.pretrain[1], PRECISION: chosen}
+        else:
+            plan.set({PRECISION: chosen})
 
 
 def _measure(plan: Plan, choice: Choice, pool: WorkerPool, say: Say, plain: bool) -> dict[str, Any]:

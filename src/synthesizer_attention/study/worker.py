@@ -1,6 +1,6 @@
 """A worker process of a study: it imports torch once, has one thread, and answers orders.
 
-    pool -> worker    {"do": "size" | "prepare" | "train", "recipe": ..., ...}     a JSON line each
+    pool -> worker    {"do": a key of WORK, "recipe": ..., ...}                    a JSON line each
     worker -> pool    {}                                                           it is ready
                       {...}                                                        the answer
                       {"error": ..., "ends_study": ...}                            a user's mistake
@@ -98,6 +98,17 @@ def _prepare(recipe: Recipe) -> Message:
     }
 
 
+def _precision(recipe: Recipe) -> Message:
+    """The precision in which a recipe trains faster here, and why."""
+    from synthesizer_attention.tasks import build_task
+    from synthesizer_attention.training.preview import choose_precision
+
+    train = recipe.train.model_copy(update={"start_from": None})  # which may not be there yet
+    recipe = recipe.model_copy(update={"train": train})
+    chosen, why = choose_precision(recipe, build_task(recipe))
+    return {"precision": chosen.train.precision, "why": why}
+
+
 def _train(
     recipe: Recipe, path: str, split: str, tracker: str | None = None, data: str | None = None
 ) -> Message:
@@ -117,7 +128,9 @@ def _size(recipe: Recipe, like: str | None, measure: str) -> Message:
     return {"d_ff": sized.model.d_ff, "off": count(sized, measure) - count(other, measure)}
 
 
-WORK: dict[str, Callable[..., Message]] = {"size": _size, "prepare": _prepare, "train": _train}
+WORK: dict[str, Callable[..., Message]] = {
+    "size": _size, "prepare": _prepare, "precision": _precision, "train": _train,
+}  # fmt: skip
 
 
 def count(recipe: Recipe, measure: str) -> float:

@@ -27,6 +27,7 @@ from synthesizer_attention.run.run import Run
 from synthesizer_attention.spec import import_modules
 
 FLOAT = 4  # bytes
+SMALLER = " (factorized_random and relative need no table of all pairs)"
 
 
 def build_config(
@@ -82,13 +83,13 @@ def check_memory(config: SynthesizerConfig) -> None:
     except (RuntimeError, OverflowError, TypeError) as error:
         if "size" not in str(error) and "overflow" not in str(error).lower():
             raise
-        needed, cause = math.inf, "more bytes than can be counted"
+        needed, cause, name = math.inf, "more bytes than can be counted", ""
     there = machine_memory()
     if there is not None and needed > there:
         raise UserError(
             f"this model takes {cause}, and the machine has {there / 1e9:,.1f} GB; lower "
             "model.max_len, model.d_model, model.d_ff or model.num_layers, or choose another "
-            "synthesis"
+            f"synthesis{SMALLER if name.endswith('table') else ''}"
         )
 
 

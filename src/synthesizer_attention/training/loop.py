@@ -33,8 +33,15 @@ from synthesizer_attention.errors import UserError, one_line_for_memory, refuse_
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.layers import Layer
 from synthesizer_attention.run.progress import Interrupted, Interruption, Pace, Progress
-from synthesizer_attention.run.recipe import Recipe, differences, dump, leaves, parse_recipe
-from synthesizer_attention.run.run import Run, provenance
+from synthesizer_attention.run.recipe import (
+    Recipe,
+    change,
+    differences,
+    dump,
+    leaves,
+    parse_recipe,
+)
+from synthesizer_attention.run.run import RECIPE, Run, provenance
 from synthesizer_attention.tasks import build_task
 from synthesizer_attention.tasks.task import Task
 from synthesizer_attention.training.build import (
@@ -88,8 +95,10 @@ def fit(
 
     `data` is the identity that the data must have, where a study knows it.
     """
-    run.claim(recipe)
     progress = progress or Progress()
+    if recipe.train.precision == "auto":
+        recipe = _settle_precision(recipe, run, progress)
+    run.claim(recipe)
     if known := _known_result(run, progress):
         return known
     provenance()
@@ -139,6 +148,17 @@ def fit(
             return {}
         best, last = loop.state.best_step, loop.state.step
         return finish(recipe, run, task, best, last, progress, accelerator.device, split)
+
+
+def _settle_precision(recipe: Recipe, run: Run, progress: Progress) -> Recipe:
+    """What auto means: what the run began with, or what is faster here."""
+    from synthesizer_attention.training.preview import choose_precision  # which times this loop
+
+    if run.is_begun and (run.path / RECIPE).exists():
+        return change(recipe, [f"train.precision={run.recipe().train.precision}"])
+    recipe, why = choose_precision(recipe, build_task(recipe))
+    progress.say(why)
+    return recipe
 
 
 def _known_result(run: Run, progress: Progress) -> dict[str, Any] | None:

@@ -19,11 +19,19 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any optimizer: tables at a rate of their own, what decays, and what does not.
 
+    Example::
+
         torch.optim.AdamW(parameter_groups(model, lr=3e-4, weight_decay=0.01))
 
-    Tables move at `table_rate` times lr; tables, norms and biases do not decay. A module names its
-    own tables and biases (its attributes `tables` and `biases`). A schedule of torch or Hugging
-    Face multiplies the rate of each group, so that their ratio stays.
+    Tables, norms and biases do not decay. A module names its own tables and biases (its attributes
+    `tables` and `biases`). A schedule of torch or Hugging Face multiplies the rate of each group,
+    so that their ratio stays.
+
+    Args:
+        model: The model whose parameters are grouped.
+        lr: Learning rate of everything but tables.
+        table_rate: Tables move at this many times `lr`.
+        weight_decay: Weight decay of what decays.
     """
     named: dict[str, list[Tensor]] = {"tables": [], "decayed": [], "others": []}
     seen: set[int] = set()
