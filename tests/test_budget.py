@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from studies import Here, study_of
+from synthesizer_attention.run.recipe import parse_recipe
 from synthesizer_attention.study import budget
 from synthesizer_attention.study.compare import check_plan
 from synthesizer_attention.study.plan import draw_up
@@ -22,7 +23,10 @@ class Timed(Here):
         self.step = step
 
     def perform(self, order):
+        if order["do"] == "precision":
+            return {"precision": "bfloat16", "why": "precision: bfloat16 (faster)"}
         assert order["do"] == "prepare", "nothing is trained"
+        assert parse_recipe(order["recipe"]).train.precision != "auto"
         counts = {"validation": 30, "test": 30}
         found = {"examples": counts, "tokens": counts, "seconds_per_answer": 0.0}
         return {**found, "seconds_per_step": self.step, "metric": "accuracy"}
@@ -80,6 +84,19 @@ def test_what_a_user_sets_is_not_shortened(reviews):
     # dot with three kinds of positions, random with two, the best two again; dropout, tokenizer
     assert "(46 runs); --quick: " in said[-1]
     assert said[-1].startswith("about 115.0 h on 2 workers of one thread (46 runs)")
+
+
+def test_auto_is_one_precision_for_all_rows_and_later_seeds(reviews):
+    asked = replace(reviews, overrides=("train.precision=auto",))
+    plan, said = shortened(asked, 0.01)
+    assert "precision: bfloat16 (faster)" in said
+    assert {plan.recipe(*run).train.precision for run in plan.runs} == {"bfloat16"}
+    assert "precision=bfloat16" in plan.command(*plan.runs[0])
+    plan.out.mkdir()
+    plan.write()
+    later = draw_up(asked)  # goes on: nothing is timed again
+    assert later.shared == plan.shared
+    assert 'precision = "auto"' in study_of(asked)["inferred"]
 
 
 def test_check_says_power_time_and_rows_and_writes_nothing(asked, monkeypatch):

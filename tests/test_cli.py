@@ -39,6 +39,14 @@ def test_no_words_at_all_print_the_help(capsys):
     assert "compare" in shown
 
 
+def test_a_shell_completes_verbs(monkeypatch, capsys):
+    for name, value in {"_SYNTHESIZER_COMPLETE": "complete_bash", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMP_WORDS", "synthesizer re")
+    assert main([]) == 0
+    assert capsys.readouterr().out.split() == ["recipes", "report"]
+
+
 @pytest.mark.parametrize("verb", [c.name or c.callback.__name__ for c in app.registered_commands])
 def test_every_option_is_told_in_a_sentence_and_without_its_largest_number(verb, capsys):
     assert main([verb, "--help"]) == 0

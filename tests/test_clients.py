@@ -135,7 +135,7 @@ print(type(model).__name__)
     refused, *_, opened = done.stdout.splitlines()
     (quoted,) = re.findall(r'The checkpoint [^."]*', page)
     assert quoted in refused
-    assert f"type `{first.split('  #')[0]}`" in page
+    assert f"Add `{first.split('  #')[0]}`" in page
     assert opened == "SynthesizerForCausalLM"
 
 

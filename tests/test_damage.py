@@ -327,6 +327,7 @@ def test_errors_of_the_file_system_are_one_line(monkeypatch, capsys, tmp_path):
     ("change", "words"),
     [
         ("model.max_len=1000000", r"this model takes [\d,.]+ GB of weights and gradients, most in"),
+        ("model.max_len=1000000", r"synthesis \(factorized_random and relative need no table"),
         (
             "model.d_ff=16777216 model.d_model=16384",
             r"the machine has [\d,.]+ GB; lower model.max_len",

@@ -42,12 +42,13 @@ MAY_IMPORT = {
         "training.checkpoint",
         "report",
         "training.meter",
+        "study.evidence",
     },
     "play": {"attention", "models", "run", "data", "tasks", "training", "report"},
 }
 NO_TORCH = {"errors", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
-BENCH = {"bench": {"attention", "models", "training.meter", "report"}}  # a file of its own
+BENCH = {"bench": {"attention", "models", "training.meter", "report", "peers"}, "peers": set()}
 HOOK = "attention/hook.py"  # the only file that imports the kernels
 STANDARD = sys.stdlib_module_names
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "tokenizers"}
@@ -213,6 +214,7 @@ for command in app.registered_commands:
     print(code, file=sys.stderr)
 """
 NEEDED = {"train": ["shift"], "convert": ["x", "--out", "y"]}
+NEEDED |= {"transfer": ["x", "x", "x"], "export": ["x", "--out", "y"]}
 NEEDED |= {verb: ["x"] for verb in ("evaluate", "generate", "report", "audit", "play")}
 
 

@@ -13,6 +13,7 @@ from synthesizer_attention.models.layers import (
     RelativeBias,
     Shape,
     Stack,
+    bucket,
     sinusoids,
 )
 from variants import redrawn, tokens
@@ -37,7 +38,7 @@ def test_sinusoids_take_odd_widths(d_model):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_relative_bias_has_t5s_buckets(causal):
     bias, at = RelativeBias(2, causal=causal), torch.arange(200)
-    ours = bias._bucket(at[None, :] - at[:, None])
+    ours = bucket(at[None, :] - at[:, None], causal, bias.num_buckets, bias.max_distance)
     theirs = T5Attention._relative_position_bucket(
         at[None, :] - at[:, None], bidirectional=not causal, num_buckets=32, max_distance=128
     )

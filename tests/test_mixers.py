@@ -20,8 +20,9 @@ from synthesizer_attention.training.optim import build_optimizer
 from tiny import environment, language_model
 from variants import SIZE, redrawn, tokens
 
-PAGES = [Path(__file__).parents[1] / page for page in ("CONTRIBUTING.md", "docs/paper.md")]
-BLOCKS = re.findall(r"```python\n(.*?)```", "".join(p.read_text() for p in PAGES), re.DOTALL)
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+BLOCKS.append((ROOT / "tools/linear_random.py").read_text())
 SOURCES = {
     re.search(r'register_mixer\("(\w+)"', code)[1]: code for code in BLOCKS if "Mixer)" in code
 }
@@ -43,7 +44,7 @@ def forget():
 
 @pytest.fixture
 def examples(tmp_path, forget):
-    """Both files, imported."""
+    """Their files, imported."""
     for name, code in SOURCES.items():
         (tmp_path / f"{name}_file.py").write_text(code)
         registry.import_modules([str(tmp_path / f"{name}_file.py")])
@@ -183,14 +184,16 @@ print(main(["list"]))
 """
     (tmp_path / "script.py").write_text(script)
     code, out, error = forks.run(cwd=tmp_path, script=tmp_path / "script.py")
-    assert (code, out) == (0, "['brought']\n2\n")
-    assert error.startswith(
-        "synthesizer: error: importing 'lost', an entry point of synthesizer_attention.mixers, "
-        "failed with ModuleNotFoundError: No module named 'not_there'; mend or remove the package"
+    assert (code, out.splitlines()[0], out.splitlines()[-1]) == (0, "['brought']", "0")
+    assert "Liu et al. 2021" in out
+    assert error == (
+        "synthesizer: brought brings 'lost' (synthesizer_attention.mixers), and importing it "
+        "failed with ModuleNotFoundError: No module named 'not_there'; mend or remove brought\n"
     )
-    (info / "entry_points.txt").write_text(group.partition("lost")[0])
+    (tmp_path / "script.py").write_text(script.replace('synthesis="gmlp"', 'synthesis="lost"'))
     code, out, error = forks.run(cwd=tmp_path, script=tmp_path / "script.py")
-    assert (code, "Liu et al. 2021" in out) == (0, True)
+    assert code == 1
+    assert "UserError: brought brings 'lost'" in error
 
 
 def test_a_mixers_tables_move_at_the_tables_rate_and_start_as_it_says(examples):

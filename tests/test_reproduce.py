@@ -14,11 +14,13 @@ from synthesizer_attention.training.build import rough_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
 COMMANDS = re.findall(r"^synthesizer compare .*$", PAGE, re.MULTILINE)
+FLAGS = {"--baselines"}
 TABLES = ("Table 2", "Table 3", "Tables 4 and 5", "Table 6", "Linformer", "number of heads")
 
 
 def options(command):
     _, _, recipe, *words = shlex.split(command)
+    words = [each for word in words for each in ([word, ""] if word in FLAGS else [word])]
     pairs = list(zip(words[::2], words[1::2], strict=True))
     return recipe, pairs
 
@@ -28,7 +30,7 @@ def test_every_command_can_be_planned(command):
     recipe, pairs = options(command)
     values = {name: [value for key, value in pairs if key == name] for name, _ in pairs}
     known = {"--synthesis", "--pretrain", "--against", "--vary", "--set", "--out"}
-    known |= {"--ladder", "--seeds", "--opponent"}
+    known |= {"--ladder", "--seeds", "--opponent", *FLAGS}
     assert values.keys() <= known
     # a row may have settings of its own: dot@model.positions=rotary
     rows = [text.partition("@model.") for text in values.get("--synthesis", ["dot", "random"])]

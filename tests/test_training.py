@@ -18,6 +18,7 @@ from synthesizer_attention.run.progress import Interrupted, Progress
 from synthesizer_attention.run.records import read_arrays
 from synthesizer_attention.run.run import Run
 from synthesizer_attention.tasks import build_task
+from synthesizer_attention.training import preview
 from synthesizer_attention.training.checkpoint import (
     Checkpoint,
     average_weights,
@@ -303,6 +304,24 @@ def test_bfloat16_learns_what_float32_learns_and_keeps_float32_weights(tmp_path,
     assert exact != rough
     assert exact == pytest.approx(rough, rel=1e-2)
     assert {weight.dtype for weight in loop.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("gain", [1.5, 1.05])
+def test_auto_is_the_faster_precision_and_stays_what_a_run_began_with(tmp_path, gain, monkeypatch):
+    seconds = {"float32": gain, "bfloat16": 1.0}
+    monkeypatch.setattr(preview, "time_step", lambda recipe, task: seconds[recipe.train.precision])
+    recipe = language_model(tmp_path, "train.precision=auto", "train.steps=2")
+    found = fit(recipe, Run(tmp_path / "run"))
+    chosen = "bfloat16" if gain > preview.GAIN else "float32"
+    assert Run(tmp_path / "run").recipe().train.precision == chosen
+    said = list(preview.describe(recipe))
+    told = f"precision: {chosen} (a step in bfloat16 is {gain:.2f} times as fast here; "
+    assert f"{told}auto asks for 1.1)" in said
+    seconds.update(float32=1.0, bfloat16=gain)  # another machine, or a busy one
+    assert fit(recipe, Run(tmp_path / "run")) == found
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="auto, which one process chooses by its own clock"):
+        fit(recipe, Run(tmp_path / "other"))
 
 
 def test_a_compiled_run_learns_and_saves_what_an_eager_one_does(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 
 import browser
 from synthesizer_attention import bench
@@ -178,7 +179,8 @@ def test_the_policy_names_our_own_inline_code_by_its_hash():
 
 @needs_browser
 def test_the_page_of_a_benchmark_shows_its_command_as_text(tmp_path):
-    result = bench.Result(bench.Plan(), {"processor": HOSTILE})
+    machine = bench.machine(torch.device("cpu"), 1.0) | {"processor": HOSTILE}
+    result = bench.Result(bench.Plan(), machine)
     file = bench.write(result, f"synthesizer bench {HOSTILE}", tmp_path / "bench")
     seen = browser.look(file, tmp_path / "profile", width=900, scheme="light", ask=ASK)
     assert seen.answers == NOTHING_RAN
