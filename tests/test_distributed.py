@@ -71,7 +71,7 @@ def test_sharded_layers_take_the_steps_of_whole_ones(ranks):
     (code, said, error), _ = (rank.wait() for rank in ranks((), (), script=SHARDED))
     assert code == 0, error
     cases = [line.split() for line in said.splitlines()]
-    assert len(cases) == 10
+    assert len(cases) == 6
     assert {tuple(case): float(off) for *case, off in cases if float(off) > 1e-6} == {}
 
 
@@ -131,24 +131,24 @@ from accelerate import PartialState
 from synthesizer_attention.cli import main
 from synthesizer_attention.tasks import stream
 
-rank, quick = os.environ["RANK"], stream.join_documents
+rank, quick, slept = os.environ["RANK"], stream.join_documents, []
 
 def slow(*args):
-    if rank == "0" or os.path.exists("shared"):
-        time.sleep(2)  # of each of three splits
+    if not slept and (rank == "0" or os.path.exists("shared")):
+        slept.append(time.sleep(4))  # the first of three splits
     print("encoded", flush=True)
     return quick(*args)
 
 stream.join_documents = slow
 os.environ["SYNTHESIZER_CACHE"] = "cache" if os.path.exists("shared") else "cache" + rank
-PartialState(cpu=True, timeout=timedelta(seconds=5))
+PartialState(cpu=True, timeout=timedelta(seconds=3))
 assert main(["train", "recipe.toml", "--out", "run", "--plain"]) == 0
 """
 
 
 @pytest.mark.parametrize("cache", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_others_wait_for_long_encoding_beyond_the_timeout_of_a_step(tmp_path, ranks, cache):
-    """They died in a barrier after ten minutes, NCCL's default; here after five seconds."""
+    """They died in a barrier after ten minutes, NCCL's default; here after three seconds."""
     (tmp_path / "recipe.toml").write_text(dump(language_model(tmp_path)))
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / cache).touch()
