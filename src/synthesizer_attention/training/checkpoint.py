@@ -139,13 +139,6 @@ def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
     }
 
 
-def take_weights(model: nn.Module, *, on_every_process: bool = False) -> dict[str, Tensor]:
-    """Every weight; where it is sharded, on the first process alone unless asked otherwise."""
-    options = EVERY if on_every_process else FIRST
-    state: dict[str, Any] = get_model_state_dict(model, options=options)
-    return state
-
-
 def take_optimizer(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state of each weight, under 'optimizer/<weight>/<key>'."""
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=FIRST)
@@ -239,7 +232,7 @@ class Checkpointer:
 
     def _weights(self) -> dict[str, Tensor]:
         """Every weight once, gathered from all processes (to the first, where it is sharded)."""
-        state = take_weights(self.model)
+        state: dict[str, Any] = get_model_state_dict(self.model, options=FIRST)
         return {f"{WEIGHTS}{name}": state[name] for name in self.names if name in state}
 
 

@@ -1,6 +1,6 @@
 """evaluate(model, task, split): run a model on a split and score it by its task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,35 +42,50 @@ def evaluate(
     split: str,
     settings: Evaluate,
     together: Accelerator | None = None,
+    *,
+    sharded: bool = False,
 ) -> Evaluation:
-    """Score a model on each example of a split once; processes together share the batches out."""
+    """Score a model on each example of a split once; processes together share the batches out.
+
+    Sharded weights are gathered a layer at a time, so that all take the same number of passes.
+    """
     rank, world = (together.process_index, together.num_processes) if together else (0, 1)
-    parts: list[tuple[int, Arrays, list[str]]] = []
+    parts: dict[int, tuple[Arrays, list[str]]] = {}
     lower = f"lower evaluate.batch_tokens, which is {settings.batch_tokens}"
     lower += f" (and evaluate.beam is {settings.beam})" if task.generates else ""
     with evaluating(model), one_line_for_memory(lambda: f" on {split}; {lower}"):
-        for number, batch in enumerate(task.batches(split)):
-            if number % world == rank:
-                inputs = on_device(batch, model)
-                measured, texts = _measure(model, task.kind, inputs), []
-                if task.generates:
-                    written = answer(model, inputs, settings)
-                    texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
-                parts.append((number, measured, texts))
+        for number, batch in _share_out(task.batches(split), rank, world, evenly=sharded):
+            inputs = on_device(batch, model)
+            measured, texts = _measure(model, task.kind, inputs), []
+            if task.generates:
+                written = answer(model, inputs, settings, sharded=sharded)
+                texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
+            parts[number] = measured, texts
     if together:
-        parts = gather_object(parts)
-    parts.sort(key=lambda part: part[0])
-    joined = {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
+        parts = dict(gather_object([*parts.items()]))
+    every = [parts[number] for number in sorted(parts)]
+    joined = {name: np.concatenate([part[0][name] for part in every]) for name in every[0][0]}
     steps = {stack: joined.pop(f"{stack} steps", None) for stack in ("encoder", "decoder")}
     outputs = Outputs(
         losses=joined["losses"],
         counts=joined["counts"],
         correct=joined["correct"],
         predictions=joined.get("predictions"),
-        texts=tuple(text for *_, texts in parts for text in texts),
+        texts=tuple(text for _, texts in every for text in texts),
     )
     deep = {stack: float(taken.mean()) for stack, taken in steps.items() if taken is not None}
     return Evaluation(task.score(split, outputs), deep)
+
+
+def _share_out(
+    batches: Iterable[Batch], rank: int, world: int, *, evenly: bool
+) -> Iterator[tuple[int, Batch]]:
+    """A process's batches with their numbers; evenly, some repeat the last one of all."""
+    for number, batch in enumerate(batches):
+        if number % world == rank:
+            yield number, batch
+    if evenly and number % world < rank:
+        yield number, batch
 
 
 def source_gap(
@@ -110,7 +125,11 @@ def evaluating(model: SynthesizerPreTrainedModel) -> Iterator[None]:
 
 
 def answer(
-    model: SynthesizerPreTrainedModel, inputs: dict[str, Tensor], settings: Evaluate
+    model: SynthesizerPreTrainedModel,
+    inputs: dict[str, Tensor],
+    settings: Evaluate,
+    *,
+    sharded: bool = False,
 ) -> list[list[int]]:
     """The token ids of each answer of an encoder-decoder, without start, end and padding."""
     limit = model.config.decoder_max_len
@@ -119,6 +138,7 @@ def answer(
         attention_mask=inputs.get("attention_mask"),
         max_new_tokens=min(settings.max_new_tokens or limit, limit),
         do_sample=False,
+        synced_gpus=sharded,
         **beam_search(settings, settings.beam),
     )
     return [until_end(ids, model.config.eos_token_id) for ids in written[:, 1:].tolist()]

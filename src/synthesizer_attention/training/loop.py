@@ -24,13 +24,12 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import LoggerType, gather_object, patch_environment
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from synthesizer_attention.attention.hook import kernels
 from synthesizer_attention.data.batch import Batch
 from synthesizer_attention.errors import UserError, one_line_for_memory, refuse_other_data
-from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.layers import Layer
 from synthesizer_attention.run.progress import Interrupted, Interruption, Pace, Progress
 from synthesizer_attention.run.recipe import (
@@ -47,11 +46,10 @@ from synthesizer_attention.tasks.task import Task
 from synthesizer_attention.training.build import (
     build_model,
     check_size,
-    load_weights,
     stable_seed,
     unique_weights,
 )
-from synthesizer_attention.training.checkpoint import Checkpointer, numbered, take_weights
+from synthesizer_attention.training.checkpoint import Checkpointer, numbered
 from synthesizer_attention.training.evaluate import evaluate
 from synthesizer_attention.training.finish import finish
 from synthesizer_attention.training.meter import now, peak_memory
@@ -187,6 +185,8 @@ class Loop:
             mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
             for part in [*filter(lambda part: isinstance(part, Layer), model.modules()), model]:
                 fully_shard(part, mesh=mesh)
+            if task.generates:
+                register_fsdp_forward_method(model, "generate")
         else:
             model = accelerator.prepare(model)
         self.model = model
@@ -363,7 +363,8 @@ class Loop:
             wait([self.ahead])  # one thread at a time uses a tokenizer
         state, task = self.state, self.task
         settings, together = self.recipe.evaluate, self.accelerator
-        scores = evaluate(self._whole_model(), task, "validation", settings, together).scores
+        model, sharded = together.unwrap_model(self.model), self.is_sharded
+        scores = evaluate(model, task, "validation", settings, together, sharded=sharded).scores
         value = scores.metrics[task.main_metric]
         sign = 1 if task.higher_is_better else -1
         better = state.best is None or sign * value > sign * state.best
@@ -376,16 +377,6 @@ class Loop:
             self.progress.measure(state.step, task.main_metric, value)
         if better:
             self.checkpointer.save_best(state.step, value)
-
-    def _whole_model(self) -> SynthesizerPreTrainedModel:
-        """The model for evaluation: itself, or a copy of it where its weights are sharded."""
-        model: SynthesizerPreTrainedModel = self.accelerator.unwrap_model(self.model)
-        if not self.is_sharded:
-            return model
-        weights = take_weights(self.model, on_every_process=True)
-        whole = build_model(self.recipe, self.task.tokenizer, self.task.labels)
-        load_weights(whole, weights, "this run")
-        return whole.to(self.accelerator.device)
 
     def lower_batches(self) -> str:
         """What to do where a step does not fit in memory."""
