@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from synthesizer_attention import bench
+from synthesizer_attention.bench import page
+from synthesizer_attention.bench.plan import Plan, Result
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.report.load import read_run
@@ -294,15 +295,15 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_benchmark_writes_atomically_and_says_a_full_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "_page", lambda *_: "page")
+    monkeypatch.setattr(page, "_page", lambda *_: "page")
 
-    result = bench.Result(bench.Plan(), {"long": "x" * 10_000})
+    result = Result(Plan(), {"long": "x" * 10_000})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(UserError, match=r"cannot write .*bench.json \(File too large\)"):
-            bench.write(result, "bench", tmp_path)
+            page.write(result, "bench", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, old)

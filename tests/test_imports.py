@@ -44,11 +44,11 @@ MAY_IMPORT = {
         "training.meter",
         "study.evidence",
     },
+    "bench": {"attention", "models", "training.meter", "report"},
     "play": {"attention", "models", "run", "data", "tasks", "training", "report"},
 }
 NO_TORCH = {"errors", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it
-BENCH = {"bench": {"attention", "models", "training.meter", "report", "peers"}, "peers": set()}
 HOOK = "attention/hook.py"  # the only file that imports the kernels
 STANDARD = sys.stdlib_module_names
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "tokenizers"}
@@ -96,13 +96,13 @@ def ours(path, **how):
 def test_every_file_has_its_place():
     stems = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert stems == ROOT | EDGE | {*BENCH}
+    assert stems == ROOT | EDGE
     assert folders == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT | BENCH)
+@pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_a_folder_imports_only_what_the_table_allows(folder):
-    allowed = (MAY_IMPORT | BENCH)[folder] | SHARED | {folder}
+    allowed = MAY_IMPORT[folder] | SHARED | {folder}
     for path in files(folder):
         if path == PACKAGE / HOOK:
             continue

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import browser
-from synthesizer_attention import bench
+from synthesizer_attention.bench import measure
+from synthesizer_attention.bench.page import write as write_bench
+from synthesizer_attention.bench.plan import Plan, Result
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import fenced, plain, printable
 from synthesizer_attention.report.page import Figures, Plot, Section, Table, page
@@ -179,9 +181,9 @@ def test_the_policy_names_our_own_inline_code_by_its_hash():
 
 @needs_browser
 def test_the_page_of_a_benchmark_shows_its_command_as_text(tmp_path):
-    machine = bench.machine(torch.device("cpu"), 1.0) | {"processor": HOSTILE}
-    result = bench.Result(bench.Plan(), machine)
-    file = bench.write(result, f"synthesizer bench {HOSTILE}", tmp_path / "bench")
+    machine = measure.machine(torch.device("cpu"), 1.0) | {"processor": HOSTILE}
+    result = Result(Plan(), machine)
+    file = write_bench(result, f"synthesizer bench {HOSTILE}", tmp_path / "bench")
     seen = browser.look(file, tmp_path / "profile", width=900, scheme="light", ask=ASK)
     assert seen.answers == NOTHING_RAN
     assert seen.complaints == []

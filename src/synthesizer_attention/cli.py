@@ -528,7 +528,7 @@ def bench(
         ),
     ] = False,
     compiled: Annotated[
-        bool, flag("--compile", "Compile each sublayer; in mode decode, time a compiled peer.")
+        bool, flag("--compile", "Also time everything compiled; in mode decode, a compiled peer.")
     ] = False,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16 (by autocast), or both as float32,bfloat16.")
@@ -537,6 +537,13 @@ def bench(
     peers: Annotated[
         bool,
         flag("--peers", "Also time PyTorch's attention and fused dot, GPT-2, Llama and Marian."),
+    ] = False,
+    growth: Annotated[
+        bool,
+        flag(
+            "--growth",
+            "Time one sequence of length 128 to 16,384, then of width 64 to 2,048 (all doublings).",
+        ),
     ] = False,
     explain: Annotated[
         bool, flag("--explain", "Print the path each variant takes; time nothing.")
@@ -549,14 +556,15 @@ def bench(
     options = _record(locals(), "small", "explain", "imports", "out", "plain")
     import_modules(imports)
     silence_libraries()
-    from synthesizer_attention import bench as speed
+    from synthesizer_attention.bench import cases, measure, page
+    from synthesizer_attention.bench.plan import SMALL, Plan
 
     command = options.pop("command")
     options = {name: value for name, value in options.items() if value != ()}
-    plan = speed.Plan(**{**options, **(speed.SMALL if small else {})})
+    plan = Plan(**{**options, **(SMALL if small else {})})
     if explain:
         table = Table("variant", "mask", "length", "path", "reason")
-        for line in speed.explain(plan):
+        for line in cases.explain(plan):
             table.add_row(*map(escape, line))
         print_table(table)
         return
@@ -565,12 +573,12 @@ def bench(
 
     make_folder(out)
     with open_count(plain=plain) as tell:
-        result = speed.bench(plan, tell)
+        result = measure.bench(plan, tell)
     for row in result.rows:
-        shown = speed.cells(row)
-        where = f"{row.mode} {row.view} T={row.length} {row.precision}"
-        say(f"{where:36} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
-    say(str(speed.write(result, command, out)))
+        shown = page.cells(row)
+        where = f"{row.mode} {row.view} T={row.length} D={row.d_model} {row.precision}"
+        say(f"{where:40} {shown[0]:28} {shown[1]:>6} x dot ({shown[2]})  {shown[3]} ms")
+    say(str(page.write(result, command, out)))
 
 
 @app.command()
