@@ -940,6 +940,20 @@ def test_every_varied_value_has_an_answer_of_its_own(probe):
     assert "each varied value has its own dot product" in told
 
 
+def test_the_first_table_has_the_papers_order_and_each_varied_value_by_itself(tmp_path, probe):
+    """Best first it would be random+dot, random, dot; a score of 2 beside one of 8 says nothing."""
+    how = {"sets": ("paper=mt-wmt14-ende",)}
+    shares = {"random+dot": 0.9, "random": 0.8, "none": 0.7, "dot": 0.6}
+    rows = [(spec, spec, (1, 2, 3), share, how) for spec, share in shares.items()]
+    summary, _ = made(tmp_path, rows)
+    assert [line.row.label for line in tables.in_order(summary)] == [
+        "dot", "random", "random+dot", "none"
+    ]  # fmt: skip
+    values = [line.row.label[-1] for line in tables.in_order(probe[0])]
+    assert values == sorted(values)
+    assert {*values} == {"2", "8"}
+
+
 def test_accuracy_is_drawn_against_difficulty_and_quality_against_the_cache(probe, monkeypatch):
     summary, _ = probe
     first = page("", [], lead(summary))
