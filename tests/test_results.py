@@ -221,26 +221,52 @@ def test_the_page_of_recipe_keys_is_generated_and_says_what_each_is_for():
     assert " None |" not in page
 
 
-def bench_row(variant, seconds, **others):
-    row = {"variant": variant, "mode": "train", "view": "causal", "length": 64, "threads": 1}
-    spread = {"speed": 1.0, "speed_low": 0.9, "speed_high": 1.1, "flops": 10, "peak_bytes": 8}
-    return row | spread | {"best_seconds": seconds} | others
+def bench_record(folder, name, *rows, **machine):
+    shared = {"mode": "train", "view": "causal", "length": 64, "batch": 1, "d_model": 64}
+    shared |= dict.fromkeys(("median_seconds", "tokens_per_second"), 1.0)
+    shared |= dict.fromkeys(("speed", "speed_low", "speed_high"), 1.0)
+    shared |= {"saved_bytes": 8_000_000, "peak_bytes": 9_000_000, "flops": 1}
+    shared |= {"gemm_fraction": 1.0, "threads": 1, "precision": "float32"}
+    machine = {"device": "a CPU", "load_average": 0.0, "gemm_flops_per_second": 1e9} | machine
+    record = {"rows": [shared | row for row in rows], "machine": machine, "command": "bench"}
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "bench.json").write_text(json.dumps(record))
 
 
 def test_goals_are_met_or_missed_by_the_best_rounds(tmp_path):
-    rows = [bench_row("dot", 2.0), bench_row("random", 1.0), bench_row("dense", 4.0)]
-    record = {"rows": rows, "plan": {"d_model": 64}}
-    (tmp_path / "small-sublayer").mkdir()
-    (tmp_path / "small-sublayer" / "bench.json").write_text(json.dumps(record))
-    lines = [line for line in performance.goals(tmp_path).splitlines() if "width 64 |" in line]
-    met, missed, absent = (
-        next(line for line in lines if f"`{name}`" in line)
-        for name in ("random", "dense", "random+dot")
-    )
-    assert "| 2 | 2.00 | 0.90 to 1.10 | 2.07 | met |" in met  # 31 D^2 over 15 D^2
-    assert "| 0.50 |" in missed
-    assert "**missed**" in missed
-    assert "not measured" in absent
+    seconds = {"dot": 2.0, "random": 1.0, "dense": 4.0}
+    rows = [{"variant": name, "best_seconds": s} for name, s in seconds.items()]
+    bench_record(tmp_path, "small-sublayer", *rows)
+    eager = [{"variant": "dense", "best_seconds": 9.0}]
+    bench_record(tmp_path, "compiled", *eager, {"variant": "dense, compiled", "best_seconds": 10.0})
+    said = performance.goals(tmp_path)
+    (small,) = (line for line in said.splitlines() if "length 64, width 64]" in line)
+    assert "| dot | `random` 2.00 (2) | **missed** `dense` 0.50 (1.05); not measured: " in small
+    assert "| eager |  | **missed** `dense` 0.90 (0.95); not measured: " in said
+    assert ": 1 met, 2 missed, " in said
+
+
+def test_goals_in_bfloat16_need_a_processor_that_has_it(tmp_path):
+    rows = [{"variant": "dot", "precision": name, "best_seconds": s}
+            for name, s in (("float32", 2.0), ("bfloat16", 1.0))]  # fmt: skip
+    bench_record(tmp_path, "memory", *rows, bfloat16=False)
+    absent = "not measured, this processor does not multiply bfloat16: `dot` (1.8)"
+    assert absent in performance.goals(tmp_path)
+    assert "| `dot` | 8 / 8 | 9 / 9 |  /  |" in performance.memory(tmp_path)
+    bench_record(tmp_path, "memory", *rows, bfloat16=True)
+    assert "| float32 | `dot` 2.00 (1.8) |" in performance.goals(tmp_path)
+
+
+def test_the_plots_of_growth_are_drawn_from_its_record(tmp_path):
+    sizes = [(32, 64), (64, 64), (64, 128)]
+    rows = [{"variant": name, "length": n, "d_model": d, "best_seconds": n * d * 1e-6}
+            for n, d in sizes for name in ("dot", "random+dense")]  # fmt: skip
+    bench_record(tmp_path, "growth", *rows)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench growth -->\n<!-- end -->\n")
+    performance.write(page, tmp_path, tmp_path)
+    assert "![random+dense: time and memory](images/growth-random-dense.svg)" in page.read_text()
+    assert (tmp_path / "growth-random-dense.svg").read_text().startswith("<svg")
 
 
 # Verdicts of single studies.
