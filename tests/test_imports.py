@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "study.evidence",
     },
     "bench": {"attention", "models", "training.meter", "report"},
-    "play": {"attention", "models", "run", "data", "tasks", "training", "report"},
+    "play": {"attention", "metrics", "models", "run", "data", "tasks", "training", "report"},
 }
 NO_TORCH = {"errors", "spec", "run", "metrics", "report", "cli"}
 EDGE = {"cli"}  # the command line imports anything; nothing imports it

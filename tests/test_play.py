@@ -46,6 +46,10 @@ CASES = [
     ("encoder", {"universal": True, "fixed_depth": True, "positions": "learned+relative"}),
     ("decoder", {"synthesis": "random+dot", "universal": True, "norm_position": "post"}),
     ("encoder_decoder", {"synthesis": "dense", "universal": True, "num_layers": 3}),
+    ("encoder_decoder", {"synthesis": "factorized_random:k=3+dot", "window": 3,
+                         "positions": "relative+rotary"}),
+    ("encoder_decoder", {"decoder_synthesis": "relative,factorized_dense:a=3"}),
+    ("encoder_decoder", {"decoder_synthesis": "dynamicconv:kernel=4,lightconv:kernel=3"}),
 ]  # fmt: skip
 ASK = """
 const {engine, asked} = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -99,21 +103,32 @@ def computed(model, **options):
         return model(**given, **options)
 
 
+@pytest.fixture(scope="module")
+def answers():
+    """Of every case its model, and what one process of node computes in float32 and float16."""
+    models = [build(kind, **changes) for kind, changes in CASES]
+    found = iter(ask_node(*(
+        {"entry": packed(model, dtype), "ids": IDS,
+         "targets": TARGETS if model.config.kind == "encoder_decoder" else None}
+        for model in models for dtype in ("float32", "float16")
+    )))  # fmt: skip
+    return [(model, next(found), next(found)) for model in models]
+
+
 @needs_node
-@pytest.mark.parametrize(("kind", "changes"), CASES, ids=lambda case: str(case))
-def test_javascript_computes_what_torch_computes(kind, changes):
-    model = build(kind, **changes)
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: str(CASES[case]))
+def test_javascript_computes_what_torch_computes(case, answers):
+    model, exact, rounded = answers[case]
+    kind = model.config.kind
+    targets = TARGETS if kind == "encoder_decoder" else None
     logits = computed(model).logits
     logits = logits if kind == "encoder" else logits[0]
-    targets = TARGETS if kind == "encoder_decoder" else None
-    asked = ({"entry": packed(model, dtype), "ids": IDS, "targets": targets}
-             for dtype in ("float32", "float16"))  # fmt: skip
-    exact, rounded = ask_node(*asked)
     found = torch.tensor(exact["logits"]).view_as(logits)
     torch.testing.assert_close(found, logits, rtol=0, atol=2e-5)
     halved = torch.tensor(rounded["logits"]).view_as(logits)
     assert halved.argmax(-1).equal(logits.argmax(-1))
-    if "conv" not in (spec := model.config.synthesis) and "linformer" not in spec:
+    specs = f"{model.config.synthesis} {model.config.decoder_synthesis}"
+    if "conv" not in specs and "linformer" not in specs:
         out = computed(model, output_attentions=True)
         expected = list(out.get("attentions") or out.get("encoder_attentions") or ())
         both = (out.get("decoder_attentions") or (), out.get("cross_attentions") or ())
@@ -164,18 +179,24 @@ TEXTS = [
 
 
 @needs_node
-@pytest.mark.parametrize("kind", ["byte", "word", "bpe"])
-@pytest.mark.parametrize("sentinels", [0, 12])
-def test_javascript_tokenizes_as_the_tokenizer_does(kind, sentinels):
-    text = Text(kind=kind, vocab_size=400)
-    template = Template("", "", sentinels)
-    tokenizer = train_tokenizer(text, [[*TEXTS, " ".join(WORDS)] * 3], template)
-    described = export.describe_tokenizer(tokenizer, "it")
-    (found,) = ask_node({"tokenizer": described, "texts": TEXTS})
-    assert [one["ids"] for one in found] == encode(tokenizer, TEXTS)
-    for one, text in zip(found, TEXTS, strict=True):
-        spelled = text if kind != "word" or text.strip() else ""
-        assert bytes(one["bytes"]).decode() == spelled
+def test_javascript_tokenizes_as_the_tokenizer_does():
+    cases = [(kind, sentinels) for kind in ("byte", "word", "bpe") for sentinels in (0, 12)]
+    tokenizers = [
+        train_tokenizer(
+            Text(kind=kind, vocab_size=400),
+            [[*TEXTS, " ".join(WORDS)] * 3],
+            Template("", "", sentinels),
+        )
+        for kind, sentinels in cases
+    ]
+    answers = ask_node(
+        *({"tokenizer": export.describe_tokenizer(one, "it"), "texts": TEXTS} for one in tokenizers)
+    )
+    for case, tokenizer, found in zip(cases, tokenizers, answers, strict=True):
+        assert [one["ids"] for one in found] == encode(tokenizer, TEXTS), case
+        for one, text in zip(found, TEXTS, strict=True):
+            spelled = text if case[0] != "word" or text.strip() else ""
+            assert bytes(one["bytes"]).decode() == spelled, case
 
 
 def test_what_the_page_cannot_run_is_refused_by_name():
@@ -233,6 +254,7 @@ def test_the_page_says_where_recipes_differ_in_more_than_the_synthesis(page):
     assert [entry["label"] for entry in language["models"]] == ["random+dot", "dense"]
     assert [entry["differs"] for entry in language["models"]] == [[], ["train.lr: 0.001 -> 0.5"]]
     assert translation["kind"] == "encoder_decoder"
+    assert language["models"][0]["score"].startswith("test bits per byte ")
     assert labels["labels"] == ["<b>", "cat"]
 
 
@@ -314,10 +336,11 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
         pytest.skip("no Chromium")
     saved = "document.querySelector('#panel figcaption button').click(); location.hash"
     wide = "document.documentElement.scrollWidth"
+    cross = "location.hash = '#task=1&map=2'; follow(); document.getElementById('swap') === null"
     ask = ("started.then(() => 1)", TYPE % '"the <i>cat\\u{1f600}"', HOVER, CELL, CAPTIONS, SWAP,
-           saved, wide, TAB % 1, wide, TAB % 2, wide, TYPE % '""', LINK)  # fmt: skip
+           saved, wide, TAB % 1, wide, cross, TAB % 2, wide, TYPE % '""', LINK)  # fmt: skip
     seen = browser.look(page, tmp_path / "profile", width=width, scheme=scheme, ask=ask)
-    _, typed, hovered, cell, captions, swapped, url, *widths, _, linked = seen.answers
+    _, typed, hovered, cell, captions, swapped, url, *rest, _, linked = seen.answers
     assert "bits per byte on your text" in typed
     assert "Not only the synthesis differs from random+dot: train.lr: 0.001 -> 0.5" in typed
     assert hovered.startswith("i (4) \N{RIGHTWARDS ARROW} ")  # the first three bytes are cut off
@@ -328,8 +351,10 @@ def test_the_page_works_in_a_browser(page, tmp_path, width, scheme):
     assert "positions" in captions
     assert "bits per byte (" in swapped
     assert "swap=0%2Fdecoder.0%2F0" in url
-    assert max(widths[0], widths[2], widths[4], seen.width) <= width
-    assert "<b>" in widths[3]
+    first, _, second, no_swap_of_cross_attention, labels, third = rest
+    assert max(first, second, third, seen.width) <= width
+    assert no_swap_of_cross_attention
+    assert "<b>" in labels
     assert linked.startswith("dense, decoder layer 1: dense, head 2; \N{OPEN BOX} (3) ")
     assert seen.complaints == []
     assert seen.requests == [page.as_uri()]

@@ -37,11 +37,16 @@ async function readTensors({ shapes, dtype, data }) {
 /** x (T, D) times the transpose of weight (E, D), plus bias (E): (T, E).
  *
  * Two rows and four columns at once, so that a number is read once for several products; the
- * weights as float64, so that none is converted in the loop. What is made of an x with a Map `made`
- * is made once: of a memory, at every token of an answer. */
+ * weights as float64, so that none is converted in the loop. An x with a Map `made` keeps what was
+ * made of it, and of a longer one only the new rows are made: a memory, and the tokens written. */
 function linear(x, weight, bias) {
-  if (x.made?.has(weight)) return x.made.get(weight);
-  const [E, D] = weight.shape, T = x.length / D, y = new Float32Array(T * E);
+  const [E, D] = weight.shape, T = x.length / D;
+  if (x.made) {
+    const old = x.made.get(weight) || new Float32Array(0), from = (old.length / E) * D;
+    if (from < x.length) x.made.set(weight, joined(old, linear(x.subarray(from), weight, bias)));
+    return x.made.get(weight);
+  }
+  const y = new Float32Array(T * E);
   const w = (weight.wide ??= Float64Array.from(weight.values)), rows = Float64Array.from(x);
   const one = (t, e) => {
     let sum = 0;
@@ -67,8 +72,14 @@ function linear(x, weight, bias) {
   if (t < T) for (let e = 0; e < E; e++) one(t, e);
   if (bias) for (let row = 0, n = 0; row < T; row++)
     for (let e = 0; e < E; e++, n++) y[n] += bias.values[e];
-  x.made?.set(weight, y);
   return y;
+}
+
+function joined(first, second) {
+  const both = new Float32Array(first.length + second.length);
+  both.set(first);
+  both.set(second, first.length);
+  return both;
 }
 
 /** x (T, D) times weight (H, D, K), plus bias (H, K): (H, T, K). */
@@ -124,12 +135,12 @@ function columnsOf(hidden, weight, bias, T) {
   };
 }
 
-/** Turn x (H, T, K) to rotary positions: feature n with feature n + width/2. */
-function turn(x, T, K, { base, width }) {
+/** Turn x (H, T, K) to rotary positions from `past` on: feature n with feature n + width/2. */
+function turn(x, T, K, { base, width }, past) {
   const middle = width / 2;
   for (let row = 0; row < x.length / K; row++)
     for (let n = 0; n < middle; n++) {
-      const angle = Math.fround((row % T) * Math.fround(base ** ((-2 * n) / width)));
+      const angle = Math.fround((past + (row % T)) * Math.fround(base ** ((-2 * n) / width)));
       const cos = Math.cos(angle), sin = Math.sin(angle), at = row * K + n;
       const first = x[at], second = x[at + middle];
       x[at] = first * cos - second * sin;
@@ -139,22 +150,22 @@ function turn(x, T, K, { base, width }) {
 }
 
 /** Each synthesizing function: the logits (H, T, S) of x (T, D), whose keys are the tokens z (S, D).
- * Its heads are those of the layer from `first` on. */
+ * Its heads are those of the layer from `first` on; row i is the query at position past + i. */
 const SYNTHESES = {
-  dot(get, x, z, T, S, { rotary }) {
+  dot(get, x, z, T, S, { rotary, past }) {
     const [H, , K] = get("wq").shape;
     const queries = projectHeads(x, get("wq")), keys = projectHeads(z, get("wk"));
-    if (rotary) [turn(queries, T, K, rotary), turn(keys, S, K, rotary)];
+    if (rotary) [turn(queries, T, K, rotary, past), turn(keys, S, K, rotary, 0)];
     return products(queries.map((value) => value * K ** -0.5), keys, H, T, S);
   },
-  random(get, x, z, T, S) {
+  random(get, x, z, T, S, { past }) {
     const { shape: [H, N], values } = get("table");
-    return each(H, T, S, (h, i, j) => values[(h * N + i) * N + j]);
+    return each(H, T, S, (h, i, j) => values[(h * N + past + i) * N + j]);
   },
-  factorized_random(get, x, z, T, S) {
+  factorized_random(get, x, z, T, S, { past }) {
     const { shape: [H, N, R], values } = get("rows"), columns = get("columns").values;
-    const first = (all, count) => each(H, count, R, (h, i, r) => all[(h * N + i) * R + r]);
-    return products(first(values, T), first(columns, S), H, T, S);
+    const rows = each(H, T, R, (h, i, r) => values[(h * N + past + i) * R + r]);
+    return products(rows, each(H, S, R, (h, j, r) => columns[(h * N + j) * R + r]), H, T, S);
   },
   dense(get, x, z, T, S, { first }) {
     const hidden = hiddenUnits(get, x, T, first);
@@ -168,12 +179,12 @@ const SYNTHESES = {
     return each(H, T, S, (h, i, j) =>
       tiled[(h * T + i) * a + (j % a)] * repeated[(h * T + i) * b + Math.floor(j / a)]);
   },
-  relative(get, x, z, T, S) {
+  relative(get, x, z, T, S, { past }) {
     const { shape: [H, width], values } = get("offsets"), reach = (width - 1) / 2;
     const first = get("first").values, last = get("last");
     return each(H, T, S, (h, i, j) => {
       if (last && j === S - 1) return last.values[h];
-      return j === 0 ? first[h] : values[h * width + j - i + reach];
+      return j === 0 ? first[h] : values[h * width + j - past - i + reach];
     });
   },
 };
@@ -244,20 +255,20 @@ class Model {
   }
 
   /** The terms of a layer's logits: for some heads each a name, a share and (heads, T, S) numbers. */
-  terms(layer, x, z, T, S) {
+  terms(layer, x, z, T, S, past) {
     const found = [], bias = this.get(`bias.${layer.stack}`);
     let first = 0;
     for (const { heads, biased, mix, parts } of layer.groups) {
       const shares = mix && this.shares(mix);
       parts.forEach(({ name, at }, part) => {
         const get = (tensor) => this.get(`${at}.${tensor}`);
-        const values = SYNTHESES[name](get, x, z, T, S, { rotary: layer.rotary, first });
+        const values = SYNTHESES[name](get, x, z, T, S, { rotary: layer.rotary, first, past });
         if (shares) values.forEach((_, i) => (values[i] *= shares[Math.floor(i / (T * S))][part]));
         found.push({ name, first, heads, values, shares: shares && shares.map((s) => s[part]) });
       });
       if (bias && biased) {
         const { shape: [, width], values } = bias, middle = (width - 1) / 2;
-        const offset = (h, i, j) => values[(first + h) * width + j - i + middle];
+        const offset = (h, i, j) => values[(first + h) * width + j - past - i + middle];
         found.push({ name: "positions", first, heads, values: each(heads, T, S, offset) });
       }
       first += heads;
@@ -273,36 +284,39 @@ class Model {
   }
 
   /** The weights (H, T, S) of a layer, its values (S, D), and what the page shows of both. */
-  weigh(layer, x, z, T, S) {
+  weigh(layer, x, z, T, S, past) {
     const { at } = layer, H = this.config.num_heads;
-    if (layer.kind === "convolution") return this.convolve(layer, x, T);
+    if (layer.kind === "convolution") return this.convolve(layer, z, T, S);
     if (layer.kind === "linformer") return this.shorten(layer, x, T);
     const sees = (i, count) => [
-      layer.window ? Math.max(0, i - layer.window + 1) : 0,
-      Math.min(count, layer.causal ? i + 1 : count, layer.window ? i + layer.window : count),
+      layer.window ? Math.max(0, past + i - layer.window + 1) : 0,
+      Math.min(count, layer.causal ? past + i + 1 : count,
+        layer.window ? past + i + layer.window : count),
     ];
-    const terms = this.terms(layer, x, z, T, S), logits = new Float32Array(H * T * S);
+    const terms = this.terms(layer, x, z, T, S, past), logits = new Float32Array(H * T * S);
     for (const { first, values } of terms)
       values.forEach((value, i) => (logits[first * T * S + i] += value));
     const weights = maskedSoftmax(logits, T, S, sees), y = linear(z, this.get(`${at}.value.weight`));
     return { weights, S, y, terms, sees };
   }
 
-  /** A convolution as weights: kernels (H, W) of all tokens, or of each, moved along the text. */
-  convolve({ at, before }, x, T) {
-    const D = x.length / T, H = this.config.num_heads, table = this.get(`${at}.synthesis.table`);
-    const wide = linear(x, this.get(`${at}.value.weight`)), y = new Float32Array(T * D);
-    for (let t = 0; t < T; t++)
+  /** A convolution as weights: kernels (H, W) of all tokens, or of each, moved along the text; the
+   * queries are the last T of S tokens. */
+  convolve({ at, before }, z, T, S) {
+    const D = z.length / S, H = this.config.num_heads, table = this.get(`${at}.synthesis.table`);
+    const wide = linear(z, this.get(`${at}.value.weight`)), y = new Float32Array(S * D);
+    for (let t = 0; t < S; t++)
       for (let d = 0; d < D; d++)
         y[t * D + d] = wide[2 * t * D + d] / (1 + Math.exp(-wide[(2 * t + 1) * D + d]));
-    const logits = table ? table.values : linear(y, this.get(`${at}.synthesis.write.weight`));
+    const written = y.subarray((S - T) * D);
+    const logits = table ? table.values : linear(written, this.get(`${at}.synthesis.write.weight`));
     const W = logits.length / (table ? H : T * H);
     const kernels = maskedSoftmax(logits, 1, W, () => [0, W]);
-    const weights = each(H, T, T, (h, i, j) => {
-      const place = j - i + before;
+    const weights = each(H, T, S, (h, i, j) => {
+      const place = j - (S - T) - i + before;
       return place < 0 || place >= W ? 0 : kernels[((table ? 0 : i * H) + h) * W + place];
     });
-    return { weights, S: T, y, terms: [] };
+    return { weights, S, y, terms: [] };
   }
 
   /** Linformer: keys and values are R sums over the text. */
@@ -324,15 +338,17 @@ class Model {
     return { weights: maskedSoftmax(logits, T, R, () => [0, R]), S: R, y, terms: [] };
   }
 
-  /** One token mixer; heads in `swapped` take their mean over train text for their own weights. */
-  attend(layer, x, z, kept, swapped) {
+  /** One token mixer; heads in `swapped` take their mean over train text for their own weights.
+   * Row 0 is the query at position `past`. */
+  attend(layer, x, z, kept, swapped, past = 0) {
     const H = this.config.num_heads, D = this.get("model.embedding.weight").shape[1], K = D / H;
-    const T = x.length / D, { weights, S, y, terms, sees } = this.weigh(layer, x, z, T, z.length / D);
+    const T = x.length / D;
+    const { weights, S, y, terms, sees } = this.weigh(layer, x, z, T, z.length / D, past);
     const mean = this.get(`mean.${layer.key}`);
     for (const h of (mean && swapped) || []) {
       const { shape: [, N], values } = mean;
       for (let i = 0; i < T; i++) {
-        const [start, stop] = sees(i, S), at = (h * N + i) * N;
+        const [start, stop] = sees(i, S), at = (h * N + past + i) * N;
         let sum = 0;
         for (let j = start; j < stop; j++) sum += values[at + j];
         for (let j = start; j < stop; j++)  // no train text was as long: all tokens alike
@@ -351,16 +367,22 @@ class Model {
     return linear(mixed, this.get(`${layer.at}.output.weight`));
   }
 
-  /** Attention, attention to a memory, feed-forward: states (T, D) -> (T, D). */
-  runLayer({ at, attention, cross }, x, memory, kept, swapped) {
-    const { pre, activation } = this.config;
+  /** Attention, attention to a memory, feed-forward: states (T, D) -> (T, D). `written` holds what
+   * the attention of each layer read at earlier tokens. */
+  runLayer({ at, attention, cross }, x, memory, kept, swapped, written) {
+    const { pre, activation } = this.config, D = this.get("model.embedding.weight").shape[1];
     const act = activation === "gelu" ? gelu : (value) => Math.max(0, value);
     const add = (norm, sublayer) => {
       x = plus(x, sublayer(pre ? this.normed(x, norm) : x));
       if (!pre) x = this.normed(x, norm);
     };
-    if (attention) add(`${at}.attention_norm`,
-      (y) => this.attend(attention, y, y, kept, swapped[attention.key]));
+    if (attention) add(`${at}.attention_norm`, (y) => {
+      if (!written) return this.attend(attention, y, y, kept, swapped[attention.key]);
+      const earlier = written.get(attention.key) || new Float32Array(0), z = joined(earlier, y);
+      z.made = earlier.made || new Map();
+      written.set(attention.key, z);
+      return this.attend(attention, y, z, kept, swapped[attention.key], earlier.length / D);
+    });
     if (cross) add(`${at}.cross_norm`, (y) => this.attend(cross, y, memory, kept));
     add(`${at}.feed_forward_norm`, (y) => {
       const weight = (name) => [`${at}.feed_forward.${name}.weight`, `${at}.feed_forward.${name}.bias`]
@@ -372,19 +394,22 @@ class Model {
 
   /** All layers of a stack: ids -> states (T, D); `kept` gets what each attention did.
    *
+   * With `written`, the ids follow `past` earlier ones, which it remembers.
    * A universal stack adds positions and a signal before each step. Where tokens halt, one stops
    * when its probabilities reach halt_at, and its output is the mean of its states by them. */
-  run(stack, ids, memory, kept, swapped = {}) {
+  run(stack, ids, memory, kept, swapped = {}, written = null, past = 0) {
     const { layers, pre, halt_at } = this.config, T = ids.length, steps = layers[stack];
     const added = this.get(`added.${stack}`), signals = this.get(`model.${stack}.signals.weight`);
     const halt = this.get(`model.${stack}.halting.weight`);
-    const located = (x) => (added ? x.map((value, n) => value + added.values[n]) : x);
+    const D = this.get("model.embedding.weight").shape[1];
+    const located = (x) => (added ? x.map((value, n) => value + added.values[past * D + n]) : x);
     let x = signals ? this.embed(ids) : located(this.embed(ids));
-    const D = x.length / T, reached = new Float64Array(T), running = new Uint8Array(T).fill(1);
+    const reached = new Float64Array(T), running = new Uint8Array(T).fill(1);
     const mean = new Float32Array(halt ? x.length : 0);
     steps.forEach((layer, step) => {
       const signal = (value, n) => value + signals.values[step * D + (n % D)];
-      const next = this.runLayer(layer, signals ? located(x).map(signal) : x, memory, kept, swapped);
+      const from = signals ? located(x).map(signal) : x;
+      const next = this.runLayer(layer, from, memory, kept, swapped, written);
       if (!halt) {
         x = next;
         return;
@@ -427,19 +452,18 @@ class Model {
 
   /** The greedy answer of an encoder-decoder: ids, without start and end. */
   answer(ids, swapped) {
-    const { start, end, answer_len: most } = this.config, written = [start];
+    const { start, end, answer_len: most } = this.config, answer = [], written = new Map();
     const memory = this.run("encoder", ids, null, [], swapped);
     memory.made = new Map();
     const head = this.get("lm_head.weight") || this.get("model.embedding.weight");
-    const D = head.shape[1];
-    while (written.length <= most) {
-      const x = this.run("decoder", written, memory, [], swapped);
-      const logits = linear(x.subarray(x.length - D), head);
-      const best = logits.indexOf(logits.reduce((a, b) => Math.max(a, b)));
+    while (answer.length < most) {
+      const last = [answer.at(-1) ?? start];
+      const x = this.run("decoder", last, memory, [], swapped, written, answer.length);
+      const logits = linear(x, head), best = logits.indexOf(logits.reduce((a, b) => Math.max(a, b)));
       if (best === end) break;
-      written.push(best);
+      answer.push(best);
     }
-    return written.slice(1);
+    return answer;
   }
 }
 

@@ -32,6 +32,7 @@ from synthesizer_attention.attention.synthesis import (
 )
 from synthesizer_attention.data.tokenizer import ends, fingerprint, load_tokenizer
 from synthesizer_attention.errors import UserError, printable
+from synthesizer_attention.metrics.scores import shown
 from synthesizer_attention.models.backbone import SynthesizerPreTrainedModel
 from synthesizer_attention.models.layers import Layer, Stack
 from synthesizer_attention.models.universal import UniversalStack
@@ -124,7 +125,7 @@ def _add(path: Path, groups: dict[str, Described], first: dict[str, Recipe]) -> 
     groups[key]["models"].append(entry | {
         "label": recipe.synthesis + decoder,
         "run": str(path),
-        "score": f"test {name} {result['metrics'][name]:.2f}",
+        "score": f"test {shown(name).removesuffix(', %')} {result['metrics'][name]:.2f}",
         "differs": [d for d in differences(first[key], recipe) if not d.startswith(VARIED)],
         "mean_tokens": count,
         "tensors": tensors,
@@ -209,7 +210,8 @@ def _layer(layer: Layer, name: str, step: int, stack: Stack | UniversalStack) ->
         part = {"name": "dot", "at": f"{at}.cross.synthesis"}
         group = {"heads": layer.cross.size.num_heads, "biased": False, "mix": None, "parts": [part]}
         cross = {"kind": "attention", "label": "cross-attention: dot", "causal": False}
-        described["cross"] = {**place, **cross, "at": f"{at}.cross", "groups": [group]}
+        own = {"at": f"{at}.cross", "key": f"{place['key']}.cross", "groups": [group]}
+        described["cross"] = {**place, **cross, **own}
     return described
 
 
