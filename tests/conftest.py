@@ -73,6 +73,61 @@ def forks():
     forks.close()
 
 
+@pytest.fixture
+def command(forks, tmp_path):
+    """What a verb prints, run as users run it in tmp_path."""
+
+    def run(*arguments):
+        code, out, error = forks.run(*arguments, cwd=tmp_path, stdin="the old cat\n")
+        assert code == 0, error
+        return out
+
+    return run
+
+
+@pytest.fixture
+def forget():
+    """Leave the tables of names as they were before a test registered its own."""
+    from synthesizer_attention import spec
+    from synthesizer_attention.attention.mixers import MIXERS
+    from synthesizer_attention.attention.registry import SYNTHESES
+
+    tables = (spec._VARIANTS, spec._FILES, SYNTHESES, MIXERS)
+    before = [dict(table) for table in tables]
+    yield
+    for table, held in zip(tables, before, strict=True):
+        table.clear()
+        table.update(held)
+
+
+LOAD = """
+import torch
+from synthesizer_attention import SynthesizerForCausalLM, UserError, import_modules
+try:
+    SynthesizerForCausalLM.from_pretrained({folder!r})
+except UserError as error:
+    print(error)
+import_modules({imports!r})
+model = SynthesizerForCausalLM.from_pretrained({folder!r})
+print(model.config.synthesis, model(torch.arange(5)[None]).logits.sum().item())
+"""
+
+
+@pytest.fixture
+def load_elsewhere(forks, tmp_path):
+    """What another process prints that loads a model folder before and after the imports."""
+
+    def load(folder, *imports):
+        text = LOAD.format(folder=str(folder), imports=[str(path) for path in imports])
+        script = tmp_path / "load.py"
+        script.write_text(text)
+        code, out, error = forks.run(cwd=tmp_path, script=script)
+        assert code == 0, error
+        return out.splitlines()
+
+    return load
+
+
 @pytest.fixture(scope="session")
 def audits(tmp_path_factory):
     """Model folders and finished audits, each made once."""

@@ -1,8 +1,6 @@
 """A token mixer of the user's own, in the user's own file, works everywhere: the documents' own."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,11 @@ from torch import nn
 from synthesizer_attention import Mixer, Size, UserError, ValueCache, build_mixer, register_mixer
 from synthesizer_attention import spec as registry
 from synthesizer_attention.attention.baselines import spec_of_mixer
-from synthesizer_attention.attention.mixers import MIXERS
 from synthesizer_attention.models import SynthesizerConfig, SynthesizerForCausalLM
 from synthesizer_attention.run.recipe import dump
 from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.training.optim import build_optimizer
-from tiny import environment, language_model
+from tiny import language_model
 from variants import SIZE, redrawn, tokens
 
 ROOT = Path(__file__).parents[1]
@@ -29,17 +26,6 @@ SOURCES = {
 TINY = {"d_model": 12, "num_heads": 3, "num_layers": 2, "d_ff": 20, "max_len": 9, "vocab_size": 11}
 MASK = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1], [1, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
 MASK = MASK.bool()
-
-
-@pytest.fixture
-def forget():
-    """Leave the tables of names as they were."""
-    tables = (registry._VARIANTS, registry._FILES, MIXERS)
-    before = [dict(table) for table in tables]
-    yield
-    for table, held in zip(tables, before, strict=True):
-        table.clear()
-        table.update(held)
 
 
 @pytest.fixture
@@ -115,27 +101,10 @@ def test_a_model_of_both_generates_with_a_cache_as_without(examples, beams):
         model.generate(ids[:1], max_new_tokens=2, prompt_lookup_num_tokens=2)
 
 
-LOAD = """
-import sys
-import torch
-from synthesizer_attention import SynthesizerForCausalLM, UserError, import_modules
-try:
-    SynthesizerForCausalLM.from_pretrained(sys.argv[1])
-except UserError as error:
-    print(error)
-import_modules(sys.argv[2:])
-model = SynthesizerForCausalLM.from_pretrained(sys.argv[1])
-print(model.config.synthesis, model(torch.arange(5)[None]).logits.sum().item())
-"""
-
-
 @pytest.mark.slow  # test_registry.py goes the same way with a function
-def test_mixers_from_files_are_trained_measured_compared_and_loaded(tmp_path, forks, examples):
-    def command(*arguments):
-        code, out, error = forks.run(*arguments, cwd=tmp_path, stdin="the old cat\n")
-        assert code == 0, error
-        return out
-
+def test_mixers_from_files_are_trained_measured_compared_and_loaded(
+    tmp_path, command, load_elsewhere, examples
+):
     files = [f"{name}_file.py" for name in SOURCES]
     recipe = language_model(tmp_path, "model.num_layers=2")
     (tmp_path / "mine.toml").write_text(dump(recipe.model_copy(update={"imports": tuple(files)})))
@@ -150,12 +119,9 @@ def test_mixers_from_files_are_trained_measured_compared_and_loaded(tmp_path, fo
     assert "bits_per" in command("evaluate", out, *imports)
     assert command("generate", out, "--beam", 2, *imports)
     model = SynthesizerForCausalLM.from_pretrained(out / "model")
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, str(out / "model"), *(str(tmp_path / file) for file in files)],
-        capture_output=True, text=True, check=True, env=environment(), timeout=200,
-    ).stdout.splitlines()  # fmt: skip
-    assert loaded[0].startswith("synthesis 'linear_attention' is not registered here; it was defi")
-    said, number = loaded[1].split()
+    refused, loaded = load_elsewhere(out / "model", *(tmp_path / file for file in files))
+    assert refused.startswith("synthesis 'linear_attention' is not registered here; it was defined")
+    said, number = loaded.split()
     assert said == spec
     assert float(number) == pytest.approx(model(torch.arange(5)[None]).logits.sum().item())
     listed = command("list", *imports)

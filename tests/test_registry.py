@@ -1,7 +1,6 @@
 """A synthesizing function of the user's own, in the user's own file, works everywhere."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from synthesizer_attention import (
 )
 from synthesizer_attention import spec as registry
 from synthesizer_attention.attention import fast
-from synthesizer_attention.attention.registry import SYNTHESES, spec_of
+from synthesizer_attention.attention.registry import spec_of
 from synthesizer_attention.cli import main
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.models import SynthesizerConfig, SynthesizerForCausalLM
@@ -25,7 +24,7 @@ from synthesizer_attention.run.recipe import dump, load_recipe
 from synthesizer_attention.run.recipe_keys import Train
 from synthesizer_attention.training.build import rough_config
 from synthesizer_attention.training.optim import build_optimizer
-from tiny import environment, language_model, write_text
+from tiny import language_model
 from variants import redrawn, tokens
 
 SOURCE = '''
@@ -57,30 +56,6 @@ class Decay(Synthesis):
     def resize(self, max_len: int) -> None:
         pass
 '''
-LOAD = """
-import sys
-from pathlib import Path
-from synthesizer_attention import SynthesizerForCausalLM, UserError, import_modules
-try:
-    SynthesizerForCausalLM.from_pretrained(sys.argv[1])
-except UserError as error:
-    print(error)
-import_modules(sys.argv[2:])
-model = SynthesizerForCausalLM.from_pretrained(sys.argv[1])
-slopes = [p.numel() for name, p in model.named_parameters() if "slope" in name]
-print(model.config.synthesis, sum(slopes))
-"""
-
-
-@pytest.fixture
-def forget():
-    """Leave the tables of names as they were."""
-    tables = (registry._VARIANTS, registry._FILES, SYNTHESES)
-    before = [dict(table) for table in tables]
-    yield
-    for table, held in zip(tables, before, strict=True):
-        table.clear()
-        table.update(held)
 
 
 @pytest.fixture
@@ -91,34 +66,10 @@ def decay(tmp_path, forget):
     return path
 
 
-@pytest.fixture
-def command(forks, tmp_path):
-    """What a verb prints, run as users run it."""
-
-    def run(*arguments):
-        code, out, error = forks.run(*arguments, cwd=tmp_path, stdin="the old cat\n")
-        assert code == 0, error
-        return out
-
-    return run
-
-
-def load(folder, *imports):
-    """What another process prints that loads a model folder, before and after the imports."""
-    return subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder), *map(str, imports)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-        timeout=200,
-    ).stdout.splitlines()
-
-
-def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path, command):
-    path, out = tmp_path / "decay_function.py", tmp_path / "run"
-    path.write_text(SOURCE)
-    text = write_text(tmp_path / "text.txt")
+def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(
+    tmp_path, command, load_elsewhere, decay
+):
+    path, out = decay, tmp_path / "run"
     recipe = language_model(tmp_path).model_copy(update={"imports": ("decay_function",)})
     (tmp_path / "mine.toml").write_text(dump(recipe))
     spec = "decay:power=2+dot"
@@ -130,11 +81,16 @@ def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path
     config = json.loads((out / "model" / "config.json").read_text())
     assert config["synthesis"] == spec
     assert config["imports"] == ["decay_function"]
-    assert load(out / "model", path) == [
+    refused, loaded = load_elsewhere(out / "model", path)
+    assert refused == (
         "synthesis 'decay' is not registered here; it was defined in decay_function: import that "
-        "first (synthesizer_attention.import_modules, or --import on the command line)",
-        f"{spec} 2",
-    ]
+        "first (synthesizer_attention.import_modules, or --import on the command line)"
+    )
+    model = SynthesizerForCausalLM.from_pretrained(out / "model")
+    assert sum(p.numel() for name, p in model.named_parameters() if "slope" in name) == 2
+    assert loaded.split()[0] == spec
+    total = model(torch.arange(5)[None]).logits.sum().item()
+    assert float(loaded.split()[1]) == pytest.approx(total)
     listed = command("list", "--import", "decay_function.py")
     assert "decay" in listed
     assert "one learned slope per head." in listed
@@ -148,7 +104,6 @@ def test_a_function_from_a_file_is_trained_measured_compared_and_loaded(tmp_path
     bench = ["bench", "--variant", "decay", "--import", "decay_function.py", "--length", 8]
     bench += ["--tokens", 16, "--d-model", 8, "--num-heads", 2, "--rounds", 1, "--plain"]
     assert "decay frozen" in command(*bench)
-    assert text.exists()
 
 
 def test_a_file_given_on_the_command_line_is_in_the_resolved_recipe(decay, tmp_path):
