@@ -124,3 +124,17 @@ def test_cross_attention_of_few_keys_is_computed_in_float32():
         found = layer(x, *layer.project(memory, mask), attention_mask=mask)
     assert found.dtype == torch.bfloat16
     assert_near(found.detach(), expected.detach().double(), "output", 2 * ROUNDED)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_frozen_table_computes_in_the_type_of_the_values(causal):
+    torch.manual_seed(0)
+    layer, x = SyntheticAttention(12, 3, 9, "random", causal=causal).eval(), tokens(2, 9, 12)
+    torch.nn.init.normal_(layer.synthesis.table)
+    with torch.no_grad():
+        expected = layer(x.float())
+        layer.freeze()
+        with autocast():
+            found = layer(x.float())
+    assert found.dtype == torch.bfloat16
+    assert_near(found, expected.double(), "output", 2 * ROUNDED)

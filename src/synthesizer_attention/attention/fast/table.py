@@ -99,7 +99,8 @@ def frozen_attention(
     output = values.new_empty(values.shape[1], num_queries, side_by_side.shape[2])
     for rows, span in _row_blocks(num_queries, num_keys, visibility):
         keys = slice(span.first, span.last)
-        torch.bmm(weights[:, rows, keys], side_by_side[:, keys], out=output[:, rows])
+        block = weights[:, rows, keys].to(values.dtype)
+        torch.bmm(block, side_by_side[:, keys], out=output[:, rows])
     return apart(output, values)
 
 
