@@ -2,10 +2,12 @@
 
 import math
 import re
+import warnings
 
 import pytest
 import torch
 
+from synthesizer_attention.attention import synthesis as functions
 from synthesizer_attention.attention.layer import SyntheticAttention
 from synthesizer_attention.attention.registry import SYNTHESES, build_synthesis
 from synthesizer_attention.attention.synthesis import DotProduct, Size
@@ -163,3 +165,16 @@ def test_a_dot_product_may_start_with_equal_queries_and_keys(spec):
 
 def test_queries_and_keys_start_apart_unless_asked():
     assert not torch.equal(*build_synthesis("dot", SIZE).parameters())
+
+
+def test_a_large_table_names_variants_that_need_none(monkeypatch):
+    monkeypatch.setattr(functions, "LARGE_TABLE", 4 * 3 * 8**2)
+    with pytest.warns(
+        UserWarning, match=r"0.0 GB at max_len 8, .*; factorized_random and relative"
+    ):
+        SyntheticAttention(6, 3, 8, "random")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SyntheticAttention(6, 3, 7, "random")
+        with torch.device("meta"):  # a sketch
+            SyntheticAttention(6, 3, 8, "random")

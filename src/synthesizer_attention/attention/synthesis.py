@@ -24,6 +24,7 @@ Letters: B batch, T queries, S keys, D model, H heads, K head width, N max_len, 
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -341,6 +342,9 @@ class DotProduct(Synthesis):
         """No parameter depends on the length."""
 
 
+LARGE_TABLE = 2**30  # bytes of one layer from which `random` says what it takes
+
+
 class TablePerHead(Synthesis):
     """An (N, N) table per head, drawn from N(0, std^2)."""
 
@@ -375,6 +379,13 @@ class Random(TablePerHead):
         super().__init__()
         self.std = std
         self.table = empty(size.num_heads, size.max_len, size.max_len)
+        if self.table.nbytes >= LARGE_TABLE and not self.table.is_meta:
+            warnings.warn(
+                f"a table of random takes {self.table.nbytes / 1e9:.1f} GB at max_len "
+                f"{size.max_len}, and its gradient as much; factorized_random and relative need "
+                "no table of all pairs",
+                stacklevel=2,
+            )
         self.reset_parameters()
 
 
