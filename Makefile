@@ -44,6 +44,7 @@ format: $(VENV)/ready
 
 wheel: $(RELEASE)/ready
 	PIP_ARGS="$(PIP_ARGS)" $(RELEASE)/bin/python tools/wheel.py dist --python $(PYTHON) $(WHEEL_ARGS)
+
 docs: $(VENV)/ready
 	$(BIN)/python tools/site_pages.py
 

@@ -34,6 +34,9 @@ def test_ci_runs_every_python_that_is_claimed():
     ]
     workflow = (HOME / ".github" / "workflows" / "ci.yml").read_text()
     assert re.findall(r'"(3\.\d+)"', re.search(r"python: \[(.*)\]", workflow)[1]) == classified
+    assert {"make check", "make test", "make docs", "make wheel"} <= {
+        *re.findall(r"run: (make \S+)", workflow)
+    }
     assert f">={classified[0]}" == PROJECT["requires-python"]
     readme = (HOME / "README.md").read_text()
     assert f"Python {classified[0]} to {classified[-1]}, torch" in readme
