@@ -63,7 +63,7 @@ Promise.all(asked.map(async ({entry, ids, targets, swaps, tokenizer, texts}) => 
   }
   const model = new Model(entry.config, await readTensors(entry.tensors));
   const {logits, kept} = model.forward(ids, targets, swaps);
-  const answer = targets ? model.answer(ids) : null;
+  const answer = targets ? model.forward(ids, null, swaps).rows.slice(1) : null;
   return {logits: [...logits], weights: kept.map((one) => [...one.weights]), answer};
 })).then((answers) => console.log(JSON.stringify(answers)));
 """

@@ -431,13 +431,18 @@ class Model {
     return pre ? this.normed(x, `model.${stack}.${signals ? "stack." : ""}norm`) : x;
   }
 
-  /** Logits (T, V) of a language model, (T, V) of given targets, or (1, V) of a classifier. */
+  /** Logits (T, V) of a language model, (1, V) of a classifier, or (T, V) of an encoder-decoder's
+   * targets, where none are given of its own answer; `rows` are the tokens of these logits. */
   forward(ids, targets, swapped) {
-    const kept = [], { kind } = this.config;
-    let x, head = this.get("lm_head.weight") || this.get("model.embedding.weight"), bias;
+    const kept = [], { kind, start } = this.config;
+    let rows = ids, x, head = this.get("lm_head.weight") || this.get("model.embedding.weight"), bias;
     if (kind === "decoder") x = this.run("decoder", ids, null, kept, swapped);
     else x = this.run("encoder", ids, null, kept, swapped);
-    if (kind === "encoder_decoder") x = this.run("decoder", targets, x, kept, swapped);
+    if (kind === "encoder_decoder") {
+      x.made = new Map();
+      rows = targets || [start, ...this.answer(x, swapped)];
+      x = this.run("decoder", rows, x, kept, swapped);
+    }
     if (kind === "encoder") {
       const D = x.length / ids.length, pooled = x.slice(0, D);
       if (this.config.pooling === "mean") for (let d = 0; d < D; d++) {
@@ -447,14 +452,12 @@ class Model {
       }
       [x, head, bias] = [pooled, this.get("score.weight"), this.get("score.bias")];
     }
-    return { logits: linear(x, head, bias), V: head.shape[0], kept };
+    return { logits: linear(x, head, bias), V: head.shape[0], kept, rows };
   }
 
-  /** The greedy answer of an encoder-decoder: ids, without start and end. */
-  answer(ids, swapped) {
+  /** The greedy answer of an encoder-decoder to a memory: ids, without start and end. */
+  answer(memory, swapped) {
     const { start, end, answer_len: most } = this.config, answer = [], written = new Map();
-    const memory = this.run("encoder", ids, null, [], swapped);
-    memory.made = new Map();
     const head = this.get("lm_head.weight") || this.get("model.embedding.weight");
     while (answer.length < most) {
       const last = [answer.at(-1) ?? start];

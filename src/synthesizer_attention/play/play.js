@@ -108,15 +108,12 @@ function bitsOf({ logits, V }, targets) {
 /** Run one model: its answer, a number that says how well it does, and what each head did. */
 function run(entry, tokens, swaps) {
   const { kind, continues } = group(), ids = tokens.map((token) => token.id), { model } = entry;
-  if (kind === "encoder_decoder") {
-    const written = model.answer(ids, swaps), rows = [entry.config.start, ...written];
-    return { ...model.forward(ids, rows, swaps), written, rows };
-  }
   const out = model.forward(ids, null, swaps);
-  if (kind === "encoder") return { ...out, rows: ids, score: logProbabilities(out.logits, 0, out.V) };
+  if (kind === "encoder_decoder") return { ...out, written: out.rows.slice(1) };
+  if (kind === "encoder") return { ...out, score: logProbabilities(out.logits, 0, out.V) };
   const bytes = tokens.slice(1).reduce((sum, token) => sum + token.bytes.length, 0);
   const bits = continues && bytes ? bitsOf(out, ids.slice(1)) / bytes : null;
-  return { ...out, rows: ids, bits, bytes };
+  return { ...out, bits, bytes };
 }
 
 /** What swapping costs, in words: the same measure with and without. */
