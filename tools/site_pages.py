@@ -97,7 +97,7 @@ def with_badge(page: Path) -> str:
     colab = (
         f"{address().replace('https://', 'https://colab.research.google.com/')}/blob/main/{path}"
     )
-    badge = f"[Open in Colab]({colab.replace('github.com', 'github')}) · "
+    badge = f"[![Open in Colab](../images/colab.svg)]({colab.replace('github.com', 'github')}) "
     links = (badge if address() else "") + f"{{download}}`Download <{page.name}>`"
     notebook["cells"][0]["source"] += ["\n", "\n", links]
     return json.dumps(notebook, indent=1)
