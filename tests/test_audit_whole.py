@@ -72,9 +72,9 @@ def test_the_record_is_that_of_an_audit_in_one_piece(audits, tmp_path, monkeypat
     audited, whole = audits.finished(metric)
     calls, plain, said = [], Auditor.outputs, []
 
-    def outputs(self, heads, examples):
+    def outputs(self, heads, examples, *keep):
         calls.append(len(heads))
-        return plain(self, heads, examples)
+        return plain(self, heads, examples, *keep)
 
     monkeypatch.setattr(Auditor, "outputs", outputs)
     stopped(audits, tmp_path, metric, at)

@@ -22,6 +22,7 @@ from synthesizer_attention.audit.examples import METRICS, Examples
 from synthesizer_attention.audit.hook import Hook
 from synthesizer_attention.audit.projections import kept_keys
 from synthesizer_attention.audit.record import HeadCost, Measured, Point, Say
+from synthesizer_attention.audit.restart import Passes
 from synthesizer_attention.audit.tables import HeadTables
 from synthesizer_attention.training.meter import time_in_turn
 
@@ -48,6 +49,8 @@ class Auditor:
         ]
         self.whole = [average.tables(kind) for average in averages]
         self.measured = measured or Measured()
+        alone = dict(reversed(self.heads))  # the first of each layer
+        self.passes = Passes(hook, [self.tables([head]) for head in sorted(alone.items())])
         self.original = cache(partial(self.outputs, ()))  # of examples, each read once
 
     def tables(self, heads: Iterable[Head]) -> dict[int, HeadTables]:
@@ -57,13 +60,12 @@ class Auditor:
             chosen.setdefault(layer, []).append(head)
         return {layer: self.whole[layer].pick(inside) for layer, inside in chosen.items()}
 
-    def outputs(self, heads: Iterable[Head], examples: Examples) -> Tensor:
-        """The model's outputs on the examples with these heads replaced."""
-        self.hook.tables = self.tables(heads)
-        try:
-            return examples.run(self.hook.model)
-        finally:
-            self.hook.tables = {}
+    def outputs(self, heads: Iterable[Head], examples: Examples, keep: int | None = None) -> Tensor:
+        """The model's outputs on the examples with these heads replaced.
+
+        With `keep`, the states before that layer are kept for passes that differ from there on.
+        """
+        return self.passes.outputs(self.tables(heads), examples, keep)
 
     def compare(self, outputs: Tensor, base: Tensor, examples: Examples, replaced: int) -> Point:
         """The metric of outputs, and how much worse it is than another's, with its interval.
@@ -89,6 +91,7 @@ class Auditor:
         base = cache(lambda: self.outputs(replaced, examples))
 
         def cost(head: Head) -> HeadCost:
+            self.passes.reach(self.tables(replaced), examples, head[0])
             outputs, original = self.outputs([*replaced, head], examples), self.original(examples)
             moved = METRICS[examples.metric].moved(outputs, original)
             center, error = float(moved.mean()), float(moved.std() / math.sqrt(len(moved)))
@@ -125,14 +128,16 @@ class Auditor:
     ) -> list[Point]:  # fmt: skip
         """The metric with the first k heads of the order replaced, for every k of counts."""
 
-        def point(count: int) -> Point:
-            original = self.original(examples)
-            outputs = self.outputs(order[:count], examples) if count else original
+        def point(count: int, then: int) -> Point:
+            original, differs = self.original(examples), min(order[count:then], default=None)
+            keep = None if differs is None else differs[0]
+            outputs = self.outputs(order[:count], examples, keep) if count else original
             found = replace(self.compare(outputs, original, examples, count), order=name)
             say(f"{count} of {len(order)} heads replaced: {found.value:.4g}")
             return found
 
-        measures = {f"{count} in {name} order": partial(point, count) for count in counts}
+        steps = zip(counts, [*counts[1:], 0], strict=True)
+        measures = {f"{n} in {name} order": partial(point, n, then) for n, then in steps}
         return self.measured.all(measures, Point, say, "points")
 
     def most_moved(

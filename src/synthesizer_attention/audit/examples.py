@@ -45,6 +45,7 @@ from synthesizer_attention.tasks.task import Task, build_task
 IGNORED = -100
 MASKED_SHARE = 0.15  # of a text's tokens, hidden from a masked language model
 BATCH_TOKENS = 4096
+BATCH_PADDING = 64  # tokens of padding, at most, in a batch
 _BATCH_LOGITS = 2**28  # of a language model: 1 GiB in float32
 Rows = list[dict[str, list[int]]]
 
@@ -279,11 +280,12 @@ class Examples:
         return _readable(model, inputs)
 
     @torch.no_grad()
-    def run(self, model: PreTrainedModel) -> Tensor:
-        """The outputs of every example, (rows, width)."""
+    def run(self, model: PreTrainedModel, forward: Callable[..., Any] | None = None) -> Tensor:
+        """The outputs of every example, (rows, width); `forward` runs the model on a batch."""
         metric, causal, parts = METRICS[self.metric], load.is_causal(model), dict[int, Tensor]()
         for chosen, inputs in self.batches:
-            output = metric.outputs(model(**_readable(model, inputs)), inputs, causal=causal)
+            output = (forward or model)(**_readable(model, inputs))
+            output = metric.outputs(output, inputs, causal=causal)
             parts.update(zip(chosen, output.float(), strict=True))
         return torch.stack([parts[place] for place in range(len(parts))])
 
@@ -418,7 +420,9 @@ def encode(
     most = min(BATCH_TOKENS, _BATCH_LOGITS // known) if how.has_tokens else BATCH_TOKENS
     groups: list[list[int]] = [[]]
     for place in sorted(range(len(rows)), key=lengths.__getitem__):
-        if groups[-1] and lengths[place] * (len(groups[-1]) + 1) > most:
+        tokens = lengths[place] * (len(groups[-1]) + 1)
+        padding = tokens - lengths[place] - sum(lengths[other] for other in groups[-1])
+        if groups[-1] and (tokens > most or padding > BATCH_PADDING):
             groups.append([])
         groups[-1].append(place)
     batches = [(chosen, pad([rows[i] for i in chosen], tokenizer)) for chosen in groups]

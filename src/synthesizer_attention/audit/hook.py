@@ -60,7 +60,7 @@ class Hook:
         self.layers: list[Layer] = []
         self.tables: Mapping[int, HeadTables] = {}
         self.observe: Observe | None = None
-        self._calls = 0
+        self.calls = 0  # of attention, begun in this pass
         self._index: dict[int, int] = {}  # call -> layer
         self._found: list[Layer | None] | None = None
 
@@ -131,7 +131,7 @@ class Hook:
         attention_mask: Tensor | None, **options: Any,  # noqa: ANN401  as this architecture passes
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The model's own attention, then what is replaced in it."""
-        call, self._calls = self._calls, self._calls + 1
+        call, self.calls = self.calls, self.calls + 1
         mask, num_queries, num_keys = attention_mask, query.shape[2], key.shape[2]
         visible = query.new_ones(1, 1, num_queries, num_keys, dtype=torch.bool)
         if mask is not None:
@@ -162,7 +162,7 @@ class Hook:
         self, name: str, module: Any, x: Tensor, **inputs: Any,  # noqa: ANN401
     ) -> Tensor:  # fmt: skip
         """Attend in a layer of ours, and project; nothing was cached before."""
-        call, self._calls = self._calls, self._calls + 1
+        call, self.calls = self.calls, self.calls + 1
         num_heads, size = module.size.num_heads, x.shape[1]
         if self._found is not None:
             facts = num_heads, num_heads, module.size.d_head, module.causal, module.window
@@ -215,7 +215,7 @@ class Hook:
         return Layer(call, name, *sizes, causal, window, replaced, normed)
 
     def _restart(self, *_: object) -> None:
-        self._calls = 0
+        self.calls = 0
 
 
 def tables_before(layers: Sequence[Layer]) -> int:

@@ -241,6 +241,8 @@ def audit(asked: Asked, say: Say) -> dict[str, Any]:
                 say(f"going on behind {auditor.measured.num_known} measurements")
             for examples in (subject.rank, subject.judge):
                 _check_finite(auditor.original(examples), examples)
+            if not auditor.passes.is_exact(subject.rank):
+                say("every pass is a whole one: the model does not say what its layers start from")
             explained = explain(hook, subject.rank.inputs(subject.model), averages)
             record |= _measure(asked, subject, auditor, say)
             record["heads"] = [
