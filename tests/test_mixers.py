@@ -162,6 +162,18 @@ print(main(["list"]))
     assert "UserError: brought brings 'lost'" in error
 
 
+def test_a_layer_of_fla_is_a_mixer(forget):
+    pytest.importorskip("fla")
+    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "from fla" in block)
+    exec(code, {"__name__": "gated"})
+    mixer = build_mixer("gated_linear_attention", Size(32, 2, 16), causal=True)
+    assert mixer.layer.hidden_size == 32
+    if torch.cuda.is_available():
+        x = torch.randn(2, 8, 32, device="cuda")
+        assert mixer.cuda()(x).shape == x.shape
+
+
 def test_a_mixers_tables_move_at_the_tables_rate_and_start_as_it_says(examples):
     model = SynthesizerForCausalLM(SynthesizerConfig(**TINY, synthesis="gmlp,dot"))
     optimizer = build_optimizer(model, Train(table_rate=7.0))
