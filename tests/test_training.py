@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from safetensors.torch import load_file
 
+import loop as tool
 from synthesizer_attention.errors import UserError
 from synthesizer_attention.run.progress import Interrupted, Progress
 from synthesizer_attention.run.records import read_arrays
@@ -382,3 +383,11 @@ def test_averaging_is_the_mean_of_the_weights(tmp_path):
     for path in paths:
         write_checkpoint(path, some_checkpoint(float(path.name)))
     torch.testing.assert_close(average_weights(paths), {"a": torch.full((2, 5), 3.0)})
+
+
+def test_the_tool_times_our_loop_and_a_bare_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "ROUNDS", 2)
+    recipe = language_model(tmp_path, "train.log_every=1")
+    ours, bare, size = tool.measure(recipe, build_task(recipe), steps=2)
+    assert len(ours) == len(bare) == 2
+    assert min(*ours, *bare, size) > 0
