@@ -73,6 +73,7 @@ class Passes:
         self._limit = -1  # the attention call that they lead to
         self._traces: list[list[_Call]] = []  # by batch
         self._room = KEPT
+        self._calls: list[_Call] = []  # of the pass at hand
         self._prepare([], -1, -1, -1)
 
     def outputs(self, tables: Tables, examples: Examples, keep: int | None = None) -> Tensor:
@@ -127,8 +128,8 @@ class Passes:
                 whole = model(**inputs)
             self._calls = trace
             for name in ("logits", "last_hidden_state"):
-                ours, theirs = (getattr(output, name, None) for output in (late, whole))
-                if ours is not None and not torch.equal(ours, theirs):
+                ours: Any = getattr(late, name, None)
+                if ours is not None and not torch.equal(ours, getattr(whole, name)):
                     return False
         return True
 
@@ -168,7 +169,7 @@ class Passes:
     def _prepare(self, before: list[_Call], start: int, keep: int, stop: int) -> None:
         """The next pass begins at attention call `start`, and keeps what ended before `keep`."""
         self._before, self._start, self._keep, self._stop = before, start, keep, stop
-        self._calls: list[_Call] = []
+        self._calls = []
 
     @torch.no_grad()
     def _run(self, **inputs: Any) -> Any:  # noqa: ANN401
@@ -210,7 +211,7 @@ class Passes:
         modules = [m for m in self.hook.model.modules() if m is not self.hook.model]
         before = [vars(module).get("forward") for module in modules]
         for module in modules:
-            module.forward = partial(self._call, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(self._call, module.forward)
         try:
             yield
         finally:
