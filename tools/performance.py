@@ -67,7 +67,8 @@ CASES = (
     Case("whole step, `grammar-ende`", "small-seq2seq", _single(0.95)),
     Case("whole step, `listops-short`", "small-classifier", _single(0.95)),
     *(Case(STEP, "peers", AS_FAST, beside=peer) for peer in (GPT2, LLAMA, ENCODER, OTHER)),
-    *(Case(f"{STEP}, all compiled", "peers", {"dot" + COMPILED: 1.0}, beside=peer + COMPILED)
+    *(Case(f"{STEP}, all compiled", "peers-compiled", {"dot" + COMPILED: 1.0},
+           beside=peer + COMPILED)
       for peer in (GPT2, LLAMA, ENCODER, OTHER)),
     Case("decoding 16 sequences, two threads", "decode-16", MORE, beside=GPT2),
     Case("decoding 16 sequences, two threads", "decode-16", {"dense+dot": 0.9}),
@@ -119,7 +120,8 @@ def goals(bench: Path = BENCH) -> str:
             words[said].append(f"`{name}`{shown} ({goal:g})")
         others = ["**missed** " + ", ".join(words["missed"])] if words["missed"] else []
         if words["not measured"]:
-            why = f", {HERE}" if record and _lacks(case, record) else ""
+            machine = record or read("memory", bench)
+            why = f", {HERE}" if machine and _lacks(case, machine) else ""
             others.append(f"not measured{why}: " + ", ".join(words["not measured"]))
         link = f"[{case.title}](../results/bench/{case.record}/bench.json)"
         beside = case.beside or "float32"
