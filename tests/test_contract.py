@@ -195,7 +195,7 @@ def taken(monkeypatch):
 
 
 def test_every_path_gives_the_naive_loop_and_its_gradients(taken):
-    @settings(max_examples=250, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(call=calls())
     def check(call):
         layer, x, inputs, rotary = call
@@ -222,7 +222,7 @@ def test_every_path_gives_the_naive_loop_and_its_gradients(taken):
 
 
 def test_decoding_in_steps_gives_the_naive_loop(taken):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(call=calls(), data=st.data())
     def check(call, data):
         layer, x, inputs, rotary = call
