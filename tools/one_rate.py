@@ -66,10 +66,6 @@ def main(out: Path, seeds: list[int]) -> None:
     """Add what is missing to the file."""
     torch.set_num_threads(1)
     data = {name: windows(rows) for name, rows in python_docs().items()}
-    asked = [
-        dict(zip(("seed", "synthesis", "lr", "table_rate"), each, strict=True))
-        for each in product(seeds, SYNTHESES, RATES, SCALES)
-    ]
     record = json.loads(out.read_text()) if out.exists() else {"runs": []}
     record["windows"] = {name: len(ids) for name, ids in data.items()}
     record["versions"] = {
@@ -77,10 +73,11 @@ def main(out: Path, seeds: list[int]) -> None:
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }
-    for each in asked:
-        if any(each.items() <= made.items() for made in record["runs"]):
+    for seed, synthesis, lr, table_rate in product(seeds, SYNTHESES, RATES, SCALES):
+        said = {"seed": seed, "synthesis": synthesis, "lr": lr, "table_rate": table_rate}
+        if any(said.items() <= made.items() for made in record["runs"]):
             continue
-        record["runs"].append(each | run(data, **each))
+        record["runs"].append(said | run(data, seed, synthesis, lr, table_rate))
         print(*record["runs"][-1].values(), sep="\t", flush=True)
         out.write_text(json.dumps(record, indent=1) + "\n")
 
