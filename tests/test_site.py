@@ -63,11 +63,11 @@ def test_broken_links_and_remote_assets_are_found(tmp_path):
 
 def test_a_link_of_a_page_leads_to_the_page_of_the_site_or_to_the_repository(monkeypatch):
     pages = site_pages.gathered()
-    text = "[a](../results/shift.md#x) [b](../Makefile) `[c](d)` [e](https://f)"
+    text = "[`a`](../results/shift.md#x) [b](../Makefile) `[c](d)` [e](https://f)"
     page = HOME / "docs" / "compare.md"
     monkeypatch.setattr(site_pages, "address", lambda: "https://host/owner")
     there = "https://host/owner/blob/main/Makefile"
-    wanted = f"[a](results/shift.md#x) [b]({there}) `[c](d)` [e](https://f)"
+    wanted = f"[`a`](results/shift.md#x) [b]({there}) `[c](d)` [e](https://f)"
     assert site_pages.relinked(text, page, pages) == wanted
     monkeypatch.setattr(site_pages, "address", lambda: "")
     assert " b `" in site_pages.relinked(text, page, pages)

@@ -24,8 +24,9 @@ PLAYED = {  # the recipes of the live page, and the variants of each
     "python-docs": ("dot", "random", "dense", "random+dot"),
     "grammar-ende": ("dot", "random", "dense", "random+dot"),
 }
-LINK = re.compile(r"\[([^\[\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
-CODE = re.compile(r"(^```.*?^```|``[^`\n]+``|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+CODE = r"^```.*?^```|``[^`\n]+``|`[^`\n]+`"
+LINK = r"\[([^\[\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)"
+LINK_OR_CODE = re.compile(f"{CODE}|{LINK}", re.MULTILINE | re.DOTALL)  # a link's text may be code
 
 
 def address() -> str:
@@ -51,6 +52,8 @@ def relinked(text: str, page: Path, pages: dict[Path, str]) -> str:
 
     def relink(match: re.Match[str]) -> str:
         label, link, anchor = match.groups("")
+        if not link:  # code
+            return match[0]
         target = Path(os.path.normpath(page.parent / link))
         if target in pages:
             return f"[{label}]({os.path.relpath(HOME / 'site' / pages[target], here)}{anchor})"
@@ -60,9 +63,7 @@ def relinked(text: str, page: Path, pages: dict[Path, str]) -> str:
         at = f"{address()}/{kind}/main/{target.relative_to(HOME)}{anchor}"
         return f"[{label}]({at})" if address() else label
 
-    parts = CODE.split(text)
-    parts[::2] = [LINK.sub(relink, part) for part in parts[::2]]
-    return "".join(parts)
+    return LINK_OR_CODE.sub(relink, text)
 
 
 def gather() -> None:
