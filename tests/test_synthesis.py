@@ -169,9 +169,7 @@ def test_queries_and_keys_start_apart_unless_asked():
 
 def test_a_large_table_names_variants_that_need_none(monkeypatch):
     monkeypatch.setattr(functions, "LARGE_TABLE", 4 * 3 * 8**2)
-    with pytest.warns(
-        UserWarning, match=r"0.0 GB at max_len 8, .*; factorized_random and"
-    ):
+    with pytest.warns(UserWarning, match=r"0.0 GB at max_len 8, .*; factorized_random and"):
         SyntheticAttention(6, 3, 8, "random")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
